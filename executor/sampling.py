@@ -60,7 +60,7 @@ def draw(
             occurred_at=now(), first_trial=first, configurations=tuple(every[first:]), reason=f"by the {name} sampler"
         )
     enough = search.results_needed
-    iterations, known = _results(search, state, drawn, enough)
+    iterations, known = known_results(search, state, drawn, enough)
     results = sum(each.values is not None for each in known)
     reason = f"by {name} from {counted(results, 'result')} after {counted(iterations, 'iteration')}"
     if results < enough:
@@ -86,7 +86,7 @@ class Seeds(dict[int, int]):
         return trial_seed(self._seed, trial) if self else 0
 
 
-def _results(
+def known_results(
     search: Search, state: State, drawn: Mapping[int, Mapping[str, Any]], enough: int
 ) -> tuple[int, Sequence[Known]]:
     """Return the iterations after which results are compared, and all that is known of configurations at that point.

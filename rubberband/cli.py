@@ -62,7 +62,7 @@ _PANELS = {
 }
 """Panel of the help -> command -> its module in rubberband.commands, and the first sentence of its help."""
 
-_COMMANDS = {name: found for panel in _PANELS.values() for name, found in panel.items()}
+COMMANDS = {name: found for panel in _PANELS.values() for name, found in panel.items()}
 
 _EARLIER = {
     "plan": ("estimate", "--live"),
@@ -112,7 +112,7 @@ class Promised(typer.core.TyperCommand):
     def made(self) -> Any:
         """Import the command and return it for click."""
         assert self.name is not None
-        module, _ = _COMMANDS[self.name]
+        module, _ = COMMANDS[self.name]
         found = getattr(importlib.import_module(f"rubberband.commands.{module}"), self.name)
         if not isinstance(found, typer.Typer):
             alone = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -138,7 +138,7 @@ class Commands(Group):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        for name, (_, help_text) in _COMMANDS.items():
+        for name, (_, help_text) in COMMANDS.items():
             self.add_command(Promised(name, help=help_text))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

@@ -39,7 +39,7 @@ _EXTRAS = {
     "transformers": "transformers accelerate",
     "examples": "sklearn",
 }
-_EXTRA_OF = {module: extra for extra, modules in _EXTRAS.items() for module in modules.split()}
+EXTRA_OF = {module: extra for extra, modules in _EXTRAS.items() for module in modules.split()}
 """Module -> the extra that brings it."""
 
 
@@ -47,7 +47,7 @@ def require(what: str, *modules: str) -> None:
     """Raise InputError, with the command that installs them, if modules of extras that `what` needs are missing."""
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
-        extras = dict.fromkeys(_EXTRA_OF[module] for module in missing)
+        extras = dict.fromkeys(EXTRA_OF[module] for module in missing)
         raise InputError(f"{what} needs {' and '.join(missing)}; run {install_hint(*extras)}")
 
 
@@ -101,7 +101,7 @@ def require_ray(what: str, *modules: str) -> None:
 def remedy_of(error: BaseException) -> str | None:
     """Return the command that installs the module that an import lacked, or None if no extra brings it."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
-    extra = _EXTRA_OF.get((name or "").partition(".")[0])
+    extra = EXTRA_OF.get((name or "").partition(".")[0])
     return None if extra is None else install_hint(extra)
 
 

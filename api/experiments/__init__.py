@@ -177,29 +177,31 @@ class ExperimentRuns:
     ) -> None:
         """`wake` is called after additions to the feed. `command` starts the process of an experiment."""
         self._settings, self._store = settings, store
-        self._watcher = Watcher(store, Processes(command, settings.secrets, settings.notify), wake, settings)
-        self._journals = Journals(store, self._watcher)
+        self.watcher = Watcher(store, Processes(command, settings.secrets, settings.notify), wake, settings)
+        """Starts and follows the processes."""
+        self.journals = Journals(store, self.watcher)
+        """What they journal."""
         self.admission = None if settings.pool is None else Admission(settings.pool, store)
         """Promises of the pool; None without a pool."""
         self._budgets = None if self.admission is None else self.admission.budgets
-        self.extensions = Extensions(settings, store, self._watcher, self._journals, self._budgets)
+        self.extensions = Extensions(settings, store, self.watcher, self.journals, self._budgets)
         """Other limits for experiments."""
         self._resuming = LockOfEach()
-        self.care = Care(store, self._watcher, self._journals, self._resuming)
+        self.care = Care(store, self.watcher, self.journals, self._resuming)
         """Labels, and the end of what is kept."""
 
     def start(self) -> None:
         """Adopt running experiments, start queued ones, and watch all of them in a thread."""
-        self._watcher.start()
+        self.watcher.start()
 
     def close(self) -> None:
         """Stop watching. The experiments continue."""
-        self._watcher.close()
+        self.watcher.close()
 
     @property
     def alive(self) -> bool:
         """Whether experiments are watched and the store answers."""
-        return self._watcher.is_well
+        return self.watcher.is_well
 
     def submit(
         self,
@@ -241,13 +243,13 @@ class ExperimentRuns:
         """Add an experiment; return it, or the one that the same request has just added. Raises Problem."""
         bill_usd = None if self._budgets is None else self._budgets.bill_usd(row)
         with raised_as_problems():
-            self._watcher.folder(row.name).require_free(f"submit this one under another name: -s name={row.name}-2")
-            with self._watcher.promising:
+            self.watcher.folder(row.name).require_free(f"submit this one under another name: -s name={row.name}-2")
+            with self.watcher.promising:
                 if self.admission is not None:
                     self.admission.require(row, promise, row.created_at, bill_usd=bill_usd)
                 is_new = self._store.add(row, promise)
         if is_new:
-            self._watcher.kick(row.name)
+            self.watcher.kick(row.name)
             return row
         known = self.submitted(row.name, row.request)
         if known is None:
@@ -264,7 +266,7 @@ class ExperimentRuns:
 
         A repeated `request` has no second effect.
         """
-        row = self._journals.row(name)
+        row = self.journals.row(name)
         id = f"cancel-{request or secrets.token_hex(8)}"
         if self._has_acted(request) or (request and self._has_taken(name, id)):
             return row
@@ -278,37 +280,37 @@ class ExperimentRuns:
             self._ask_to_end(name, id)
             if request:
                 self._store.note_act(request, at=self._settings.clock())
-            return self._journals.row(name)
+            return self.journals.row(name)
         if row.state is ExperimentState.CANCELLED:
             return row
         if row.state is ExperimentState.INTERRUPTED and self._settings.auto_resume:
             self._ask_to_end(name, id)  # it may restart automatically now; a user who resumes it withdraws this
-        self._journals.require(row, "cancel")
+        self.journals.require(row, "cancel")
         return row
 
     def _ask_to_end(self, name: str, id: str) -> None:
-        inbox = Inbox(self._watcher.folder(name).inbox)
+        inbox = Inbox(self.watcher.folder(name).inbox)
         if not any(request.kind == "cancel" for request in inbox.pending()):
             with raised_as_problems():
                 inbox.put(DriverRequest(id=id, kind="cancel", asked_at=self._settings.clock()))
-        self._watcher.kick(name)
+        self.watcher.kick(name)
 
     def limit(self, name: str, *, max_instances: int | None, request: str = "") -> Submission:
         """Ask a running experiment to hold at most `max_instances` from now on; None lifts the limit. Raises Problem.
 
         A repeated `request` has no second effect.
         """
-        row = self._journals.row(name)
+        row = self.journals.row(name)
         id = f"limit-{request or secrets.token_hex(8)}"
         if self._has_acted(request) or (request and self._has_taken(name, id)):
             return row
-        self._journals.require(row, "limit")
-        if self._settings.pool is not None and self._watcher.shares_pool(row):
+        self.journals.require(row, "limit")
+        if self._settings.pool is not None and self.watcher.shares_pool(row):
             raise conflict(row, pool_sets_instances(self._settings.pool.name))
         asked = DriverRequest(id=id, kind="limit", asked_at=self._settings.clock(), max_instances=max_instances)
         with raised_as_problems():
-            Inbox(self._watcher.folder(name).inbox).put(asked)
-        self._watcher.kick(name)
+            Inbox(self.watcher.folder(name).inbox).put(asked)
+        self.watcher.kick(name)
         return row
 
     def stop(self, name: str, *, trial: int, request: str = "") -> Submission:
@@ -316,17 +318,17 @@ class ExperimentRuns:
 
         A repeated `request` has no second effect.
         """
-        row = self._journals.row(name)
+        row = self.journals.row(name)
         id = f"stop-{request or secrets.token_hex(8)}"
         if self._has_acted(request) or (request and self._has_taken(name, id)):
             return row
-        self._journals.require(row, "stop")
+        self.journals.require(row, "stop")
         if why := why_not_stopped(self.result(name), trial):
             raise conflict(row, why)
         with raised_as_problems():
             asked = DriverRequest(id=id, kind="stop", asked_at=self._settings.clock(), trial=trial)
-            Inbox(self._watcher.folder(name).inbox).put(asked)
-        self._watcher.kick(name)
+            Inbox(self.watcher.folder(name).inbox).put(asked)
+        self.watcher.kick(name)
         return row
 
     def _has_acted(self, request: str) -> bool:
@@ -334,9 +336,9 @@ class ExperimentRuns:
         return bool(request) and self._store.has_acted(request, since=self._settings.clock() - KEY_GOOD_S)
 
     def _has_taken(self, name: str, id: str) -> bool:
-        if not self._journals.exists(name):
+        if not self.journals.exists(name):
             return False
-        with self._journals.opened(name) as follower:
+        with self.journals.opened(name) as follower:
             return follower.has_taken(id)
 
     def _withdraw(self, row: Submission, request: str) -> Submission:
@@ -348,11 +350,11 @@ class ExperimentRuns:
         self._store.change(
             row.name, at=self._settings.clock(), state=state, reason=reason, expected=queued, request=request
         )
-        self._watcher.kick(row.name)
-        return self._journals.row(row.name)
+        self.watcher.kick(row.name)
+        return self.journals.row(row.name)
 
     def _before_queueing(self, row: Submission) -> tuple[ExperimentState, str]:
-        settled = self._journals.settled(row)
+        settled = self.journals.settled(row)
         if settled is None or settled.result.outcome == "unfinished":
             return ExperimentState.INTERRUPTED, "its resumption was cancelled while queued; resume it to continue"
         return ExperimentState(settled.result.outcome), settled.result.reason
@@ -362,32 +364,32 @@ class ExperimentRuns:
 
         A repeated `request` has no second effect.
         """
-        row = self._journals.row(name)
+        row = self.journals.row(name)
         if self._has_acted(request):
             return row
-        self._journals.require(row, "resume")
-        folder = self._watcher.folder(name)
+        self.journals.require(row, "resume")
+        folder = self.watcher.folder(name)
         self._require_allowed(row, folder)
         with self._resuming.of(name):  # a second request must not withdraw cancels that arrived after the first
             inbox = Inbox(folder.inbox)
             before = inbox.pending()  # before the look at the row: what is asked later is for the next attempt
-            row = self._journals.row(name)
-            self._journals.require(row, "resume")
+            row = self.journals.row(name)
+            self.journals.require(row, "resume")
             if not self._requeue(row, request):
-                raise conflict(self._journals.row(name), "it has just changed; reload and try again")
+                raise conflict(self.journals.row(name), "it has just changed; reload and try again")
             inbox.withdraw_cancels(before)
-        self._watcher.kick(name)
-        return self._journals.row(name)
+        self.watcher.kick(name)
+        return self.journals.row(name)
 
     def _requeue(self, row: Submission, request: str) -> bool:
         """Queue an experiment again, if its state is still the same. Raises Problem where no money is left for it."""
         expected = None
-        if self._budgets is not None and self._journals.exists(row.name):
-            with self._journals.opened(row.name) as follower:
+        if self._budgets is not None and self.journals.exists(row.name):
+            with self.journals.opened(row.name) as follower:
                 expected = follower.resumed()
         now, cost_usd = self._settings.clock(), None
         bill_usd = None if self._budgets is None else self._budgets.bill_usd(row)
-        with self._watcher.promising:
+        with self.watcher.promising:
             if self._budgets is not None:
                 cost_usd = self._budgets.require_resume(row, expected, now, bill_usd=bill_usd)
             queued = ExperimentState.QUEUED
@@ -407,20 +409,20 @@ class ExperimentRuns:
             require_allowed(Experiment.kept(row.words), self._settings)
         if not folder.exists:
             return
-        with self._journals.opened(row.name) as follower, raised_as_problems():
+        with self.journals.opened(row.name) as follower, raised_as_problems():
             require_going_on(follower, self._settings)
             allowance.require_going_on(follower, self._settings.home, max_cost_usd=follower.max_cost_usd)
 
     def possible(self, row: Submission) -> frozenset[Action]:
         """Return the actions that are possible now. Raises Problem if that depends on an unreadable journal."""
-        return self._journals.possible(row)
+        return self.journals.possible(row)
 
     def result(self, name: str) -> Result | None:
         """Return the result so far; None without a journal. Raises Problem NOT_FOUND."""
-        follower = self._watcher.follower(name)
+        follower = self.watcher.follower(name)
         if follower is not None:
             return follower.result()
-        settled = self._journals.settled(self._journals.row(name))
+        settled = self.journals.settled(self.journals.row(name))
         return None if settled is None else settled.result
 
     def lines(
@@ -437,8 +439,8 @@ class ExperimentRuns:
 
         With `search`, only lines that contain it, in upper or lower case.
         """
-        row = self._journals.row(name)
-        folder = self._watcher.folder(name)
+        row = self.journals.row(name)
+        folder = self.watcher.folder(name)
         read = partial(page, cursor=cursor, limit=limit, is_whole=not at_work(folder), search=search)
         with raised_as_problems():
             if source == "process":
@@ -455,8 +457,8 @@ class ExperimentRuns:
             raise HttpProblem(NOT_FOUND, f"experiment {name!r} has no trial {trial}; it has 0 to {last}")
 
     def _failures(self, row: Submission) -> Sequence[Failure]:
-        follower = self._watcher.follower(row.name)
+        follower = self.watcher.follower(row.name)
         if follower is not None:
             return list(follower.failures)
-        settled = self._journals.settled(row)
+        settled = self.journals.settled(row)
         return () if settled is None else settled.failures

@@ -346,7 +346,7 @@ class Wandb(Tracker):
         self._runs.close_all()
 
 
-_KINDS: Mapping[str, Callable[[Any, Path, str], Tracker]] = {
+TRACKERS: Mapping[str, Callable[[Any, Path, str], Tracker]] = {
     "csv": Csv,
     "tensorboard": Tensorboard,
     "mlflow": Mlflow,
@@ -381,7 +381,7 @@ def callback_threads(
         state: dict[str, Any] = {}
         with suppress(OSError, ValueError):
             state = json.loads(file.read_text(encoding="utf-8"))
-        made = _KINDS[tracker.type](tracker, folder.path, run)
+        made = TRACKERS[tracker.type](tracker, folder.path, run)
         found.append(CallbackThread(folder, made, state=state, save=partial(_save, file, state), last_s=LAST_S))
     return found
 

@@ -161,7 +161,7 @@ class _Failed(Exception):
     """A step failed; the later ones cannot be done."""
 
 
-class _Check:
+class StepwiseCheck:
     """Goes through the steps, and answers after each."""
 
     def __init__(self, order: CheckOrder, answers: IO[str], until: float = math.inf) -> None:
@@ -464,7 +464,7 @@ def main() -> None:
     order.entrypoint.environment.put()
     os.environ[GANGS] = ",".join(map(str, order.gangs))
     with os.fdopen(int(sys.argv[1]), "w") as answers:
-        _Check(order, answers, until).run()
+        StepwiseCheck(order, answers, until).run()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # the trial's threads do not matter any more

@@ -377,10 +377,10 @@ class _Observer:
 
     def _send(self, at: str, *, restored: bool, metrics: Mapping[str, float] | None = None) -> None:
         runner = self._runner
-        named = parameters_of(runner._module, runner._optimizers.members)
+        named = parameters_of(runner.module, runner.optimizers.members)
         named = {name: each for name, each in named.items() if not is_lazy(each)}
-        statistics = {id(each) for each in statistics_in(runner._module)}
-        for name, each in runner._module.named_buffers():
+        statistics = {id(each) for each in statistics_in(runner.module)}
+        for name, each in runner.module.named_buffers():
             if metrics is not None or id(each) not in statistics:  # those are averaged when the iteration ends
                 named[_BUFFER + name] = each
         rows = {name: self._row(name, each) for name, each in named.items()}
@@ -409,18 +409,18 @@ class _AloneRunner(TorchRunner):
     """Difference allowed to a gang's weights; None: they cannot be compared."""
 
     def _make_step(self, largest_share: int | None) -> Any:
-        if override_of(self._trial, "step") is not None:
+        if override_of(self.trial, "step") is not None:
             # Its gradients come in another order, and an optimizer such as Adam makes much of a rounded 0.
-            optimizers, has_norm = self._optimizers.members, bool(statistics_in(self._module))
+            optimizers, has_norm = self.optimizers.members, bool(statistics_in(self.module))
             self.tolerance = None if has_norm or any(map(is_adaptive, optimizers)) else _OWN_TOLERANCE
             return super()._make_step(largest_share)
         return _InTurn(
-            self._trial,
+            self.trial,
             self._segment,
             self._gang,
-            self._module,
+            self.module,
             self._feed,
-            optimizer=self._optimizers.members[0],
+            optimizer=self.optimizers.members[0],
             timer=self._timer,
             is_one_pass=True,
         )

@@ -88,7 +88,7 @@ class TorchRunner(Runner):
     maps = True
 
     def __init__(self, trial: TorchTrial, segment: Segment, gang: Gang, *, shares: SharePolicy | None = None) -> None:
-        self._trial = trial
+        self.trial = trial
         self._segment = segment
         self._gang = gang
         self._device = torch.device("cuda", 0) if segment.device == "cuda" else torch.device("cpu")
@@ -113,7 +113,7 @@ class TorchRunner(Runner):
         self._on_step = override_of(trial, "on_step")
 
     def _build_data(self) -> None:
-        segment, trial = self._segment, self._trial
+        segment, trial = self._segment, self.trial
         collate = None if getattr(trial.collate, "__func__", None) is TorchTrial.collate else trial.collate
         reseed_data(segment.seed, segment.data_seed)
         dataset = trial.train_dataset(segment.config)
@@ -145,7 +145,7 @@ class TorchRunner(Runner):
         self._evaluation.load(make_feed, size)
 
     def _make_sampler(self, dataset: Any) -> GlobalBatchSampler:
-        segment, trial, total = self._segment, self._trial, self._feed.num_samples
+        segment, trial, total = self._segment, self.trial, self._feed.num_samples
         adapts = segment.batch is not None
         if self._feed.is_stream:
             if adapts:
@@ -164,24 +164,24 @@ class TorchRunner(Runner):
     def _can_balance(self) -> bool:
         if self._feed.is_stream and self._feed.has_workers:  # after a change they would read it from its beginning
             return False
-        return can_balance(self._segment, has_own_step=override_of(self._trial, "step") is not None)
+        return can_balance(self._segment, has_own_step=override_of(self.trial, "step") is not None)
 
     def _build_model(self, *, balances: bool) -> None:
-        segment, trial = self._segment, self._trial
+        segment, trial = self._segment, self.trial
         if balances:
             self._timer = make_timer(self._gang, self._device)
         reseed("setup", segment.seed)
-        self._module = trial.build_model(segment.config).to(self._device)
+        self.module = trial.build_model(segment.config).to(self._device)
         check_words(trial)
         self._materialise()
         self.compiles = trial.compile
-        prepare(self._module, trial, has_fixed_sizes=segment.batch is None and not balances)
+        prepare(self.module, trial, has_fixed_sizes=segment.batch is None and not balances)
         reseed("setup", segment.seed)
-        self._optimizers = build_optimizer(trial, segment.config, self._module)
-        self._schedules = build_scheduler(trial, segment.config, self._optimizers, self._total_steps())
+        self.optimizers = build_optimizer(trial, segment.config, self.module)
+        self._schedules = build_scheduler(trial, segment.config, self.optimizers, self._total_steps())
         self._gang.meet()  # one machine may have had to fetch the data, or the weights
         self._step = self._make_step(largest_share=self._batch_size if balances else None)
-        self._statistics = RunningStatistics(self._module, self._gang)
+        self._statistics = RunningStatistics(self.module, self._gang)
         self._balancing: Balancing | None = None
         if balances:
             self._balancing = Balancing(
@@ -200,12 +200,12 @@ class TorchRunner(Runner):
 
         Raises TrialFailure where that cannot be.
         """
-        names = lazy_names(self._module)
-        if names and not self._feed.is_stream and override_of(self._trial, "step") is None:
+        names = lazy_names(self.module)
+        if names and not self._feed.is_stream and override_of(self.trial, "step") is None:
             reseed("setup", self._segment.seed)
             with torch.no_grad():
-                self._trial.loss(self._module.eval(), self._feed.load(np.arange(min(2, self._feed.num_samples))))
-            names = lazy_names(self._module)
+                self.trial.loss(self.module.eval(), self._feed.load(np.arange(min(2, self._feed.num_samples))))
+            names = lazy_names(self.module)
         if names:
             raise refused(
                 f"build_model() returned lazy layers ({', '.join(names[:3])}), whose shapes are unknown; pass a sample "
@@ -213,15 +213,15 @@ class TorchRunner(Runner):
             )
 
     def _make_step(self, largest_share: int | None) -> Step:
-        segment, trial = self._segment, self._trial
-        place = (trial, segment, self._gang, self._module, self._feed)
+        segment, trial = self._segment, self.trial
+        place = (trial, segment, self._gang, self.module, self._feed)
         if override_of(trial, "step") is not None:
             check_own_step(trial, segment)
-            return OwnStep(*place, optimizers=self._optimizers)
+            return OwnStep(*place, optimizers=self.optimizers)
         share = largest_share or max(self._shares(self._batch_size, segment.num_workers))
         return TrainStep(
             *place,
-            optimizer=self._optimizers.members[0],
+            optimizer=self.optimizers.members[0],
             timer=self._timer,
             is_one_pass=self._limit is None or share <= self._limit,
         )
@@ -229,8 +229,8 @@ class TorchRunner(Runner):
     def _total_steps(self) -> int:
         """Return how often the LR schedule steps in a trial that trains to the end."""
         segment = self._segment
-        iterations = self._trial.max_iterations
-        if self._trial.scheduler_step == "iteration":
+        iterations = self.trial.max_iterations
+        if self.trial.scheduler_step == "iteration":
             return iterations
         if segment.batch is not None:
             return max(1, iterations * self._samples_per_iteration // (segment.batch.initial or self._batch_size))
@@ -239,7 +239,7 @@ class TorchRunner(Runner):
             num_samples=self._feed.num_samples,
             batch_size=self._batch_size,
             samples_per_iteration=self._samples_per_iteration,
-            drop_last=self._trial.drop_last,
+            drop_last=self.trial.drop_last,
         )
 
     def _make_batching(self) -> Batching:
@@ -260,7 +260,7 @@ class TorchRunner(Runner):
         return make_adaptive(
             segment,
             self._gang,
-            self._optimizers.members[0],
+            self.optimizers.members[0],
             self._step.wrapped,
             limits=limits,
             samples_per_iteration=self._samples_per_iteration,
@@ -282,9 +282,9 @@ class TorchRunner(Runner):
     def _components(self) -> dict[str, Stateful]:
         """Return the components whose states a checkpoint holds, by name, in the order in which they are restored."""
         return {
-            "model": Model(self._module, self._device),
-            "parameters": TrainedParameters(self._module, self._optimizers.members),
-            "optimizer": Optimizers(self._optimizers),
+            "model": Model(self.module, self._device),
+            "parameters": TrainedParameters(self.module, self.optimizers.members),
+            "optimizer": Optimizers(self.optimizers),
             "scheduler": self._schedules or NOTHING,
             "sampler": self._sampler,
             "readers": self._feed,
@@ -312,9 +312,9 @@ class TorchRunner(Runner):
         return held
 
     def _restore_trial(self, content: Mapping[str, Any]) -> None:
-        load = override_of(self._trial, "load_state_dict")
+        load = override_of(self.trial, "load_state_dict")
         if load is None and "trial" in content:
-            raise ValueError(f"it holds what state_dict() returned, and {type(self._trial).__name__} has none")
+            raise ValueError(f"it holds what state_dict() returned, and {type(self.trial).__name__} has none")
         if load is not None and "trial" in content:
             state = on_device(content["trial"], content["trial_on_host"], self._device)
             load(state)
@@ -337,11 +337,11 @@ class TorchRunner(Runner):
             if isinstance(schedule, ReduceLROnPlateau):
                 if self._evaluation.is_regular(iterations):
                     schedule.step(value)
-            elif self._trial.scheduler_step == "iteration":
+            elif self.trial.scheduler_step == "iteration":
                 schedule.step()
         self.ended = self._ends()
         if segment.verify and (self.ended or iterations == segment.until_iterations):
-            check_same_weights(self._gang, parameters_of(self._module, self._optimizers.members))
+            check_same_weights(self._gang, parameters_of(self.module, self.optimizers.members))
         return metrics
 
     def _require_finite(self, trained: Mapping[str, float]) -> None:
@@ -352,22 +352,22 @@ class TorchRunner(Runner):
         loss = trained.get("train_loss", 0.0)
         if math.isfinite(loss):
             return
-        for name, weights in self._module.named_parameters():
+        for name, weights in self.module.named_parameters():
             if not bool(torch.isfinite(weights).all()):
                 raise TrialFailure("not_a_number", f"train_loss is {loss}, and the weights of {name} are not finite")
 
     def _evaluated(self, iterations: int) -> Mapping[str, Any]:
         """Return the metrics of the evaluation after that many iterations; `evaluate` may change the weights."""
         with self._step.precision.autocast(keeps_casts=False):
-            return self._evaluation.metrics(self._module, iterations, ends=self._ends())
+            return self._evaluation.metrics(self.module, iterations, ends=self._ends())
 
     def _ends(self) -> bool:
         """Return whether rank 0 has ended the trial by itself, on every rank."""
-        return bool(self._gang.agree(float(self._trial.ended)))
+        return bool(self._gang.agree(float(self.trial.ended)))
 
     def _watched(self, metrics: Mapping[str, float]) -> str:
         """Return the metric that ReduceLROnPlateau steps with. Raises ValueError if it is not reported."""
-        watched = self._trial.scheduler_metric or self._segment.metric
+        watched = self.trial.scheduler_metric or self._segment.metric
         if watched not in metrics:
             raise ValueError(f"scheduler_metric {watched!r} is not reported; the trial reports {', '.join(metrics)}")
         return watched
@@ -383,7 +383,7 @@ class TorchRunner(Runner):
             "metrics": dict(metrics),
             **self._states(),
         }
-        if override_of(self._trial, "state_dict") is not None:
+        if override_of(self.trial, "state_dict") is not None:
             content["trial"] = state = self.own_state()
             content["trial_on_host"] = on_host(state) if self._device.type == "cuda" else []
         try:
@@ -394,7 +394,7 @@ class TorchRunner(Runner):
 
     def own_state(self) -> Any:
         """Return what the trial's `state_dict()` returns; None where it has none."""
-        state_dict = override_of(self._trial, "state_dict")
+        state_dict = override_of(self.trial, "state_dict")
         return None if state_dict is None else state_dict()
 
     def _states(self) -> dict[str, Any]:
@@ -420,15 +420,15 @@ class TorchRunner(Runner):
         wrapped = weakref.ref(self._step.wrapped) if hasattr(self, "_step") else None
         if wrapped is not None:
             self._step.close()
-            if self._trial.compile:
+            if self.trial.compile:
                 torch.compiler.reset()
         for name in (
             "_step",
             "_on_step",
-            "_module",
-            "_optimizers",
+            "module",
+            "optimizers",
             "_schedules",
-            "_trial",
+            "trial",
             "_feed",
             "_evaluation",
             "_batching",
@@ -446,7 +446,7 @@ class TorchRunner(Runner):
             self._steps += 1
             if self._on_step is not None:
                 with torch.no_grad():
-                    self._on_step(self._module, self._steps, batch.size)
+                    self._on_step(self.module, self._steps, batch.size)
 
     def batch_report(self) -> BatchReport:
         return self._batch_report
@@ -457,7 +457,7 @@ class TorchRunner(Runner):
         It pauses after each step.
         """
         means = self._step.begin()
-        self._trial.on_iteration(self._module, iterations)
+        self.trial.on_iteration(self.module, iterations)
         self._step.follow()
         self._feed.follow()
         self._draw_apart(iterations)
@@ -474,7 +474,7 @@ class TorchRunner(Runner):
             if balancing is not None:
                 balancing.end_step(batch)
             batches = self._batching.after_step(batch, has_stepped=self._step.has_stepped)
-            if self._schedules is not None and self._trial.scheduler_step == "batch":
+            if self._schedules is not None and self.trial.scheduler_step == "batch":
                 for schedule in self._schedules.members * batches:
                     schedule.step()
             over = self._batching.is_over()

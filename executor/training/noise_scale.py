@@ -288,7 +288,7 @@ def _adagrad(state: State, group: State) -> Tensor:
 
 Denominator = Callable[[State, State], Tensor]
 
-_DENOMINATORS: tuple[tuple[type[Optimizer], str, Denominator], ...] = (
+DENOMINATORS: tuple[tuple[type[Optimizer], str, Denominator], ...] = (
     (Adam, "adam", _adam),
     (NAdam, "adam", _adam),
     (RAdam, "radam", _radam),
@@ -342,7 +342,7 @@ class Preconditioner:
         """`gradient_scale` returns what the gradients are multiplied by."""
         self._optimizer = optimizer
         self._gradient_scale = gradient_scale
-        found = [(kind, function) for owner, kind, function in _DENOMINATORS if isinstance(optimizer, owner)]
+        found = [(kind, function) for owner, kind, function in DENOMINATORS if isinstance(optimizer, owner)]
         self.kind: str = found[0][0] if found else "identity"
         """Name of the rule; estimates under different rules cannot be averaged."""
         self._denominator: Denominator | None = found[0][1] if found else None
@@ -380,5 +380,5 @@ class Preconditioner:
 
 def is_adaptive(optimizer: Optimizer) -> bool:
     """Whether the optimizer scales each coordinate by the gradients so far, as Adam does."""
-    kinds = (*(owner for owner, _, _ in _DENOMINATORS), torch.optim.Adadelta)
+    kinds = (*(owner for owner, _, _ in DENOMINATORS), torch.optim.Adadelta)
     return isinstance(optimizer, kinds)

@@ -59,13 +59,13 @@ def attributes_of(runner: TorchRunner) -> Attributes:
 
     Plain ones of a trial that has its own `state_dict` are left out; of a dataset only random generators count.
     """
-    owners: list[tuple[str, str, Any]] = [("model", *pair) for pair in runner._module.named_modules()]
-    owners += [("optimizer", str(at), each) for at, each in enumerate(runner._optimizers.members)]
+    owners: list[tuple[str, str, Any]] = [("model", *pair) for pair in runner.module.named_modules()]
+    owners += [("optimizer", str(at), each) for at, each in enumerate(runner.optimizers.members)]
     schedules = [] if runner._schedules is None else runner._schedules.members
     owners += [("schedule", str(at), each) for at, each in enumerate(schedules)]
-    owners.append(("trial", "", runner._trial))
-    has_own = override_of(runner._trial, "state_dict") is not None
-    restored = {id(runner._module), *(id(each) for each in (*runner._optimizers.members, *schedules))}
+    owners.append(("trial", "", runner.trial))
+    has_own = override_of(runner.trial, "state_dict") is not None
+    restored = {id(runner.module), *(id(each) for each in (*runner.optimizers.members, *schedules))}
     found = {}
     for owner, path, each in owners:
         if type(each).__module__.split(".")[0] in _LIBRARIES:

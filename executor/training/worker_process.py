@@ -37,8 +37,10 @@ class Leftovers:
         self._device = device
         self._folder = os.getcwd()
         self._environment = dict(os.environ)
-        self._settings = {name: get() for name, (get, _) in _SETTINGS.items()}
-        self._switches = _noted(_SWITCHES)
+        self.settings: Mapping[str, Any] = {name: get() for name, (get, _) in _SETTINGS.items()}
+        """Python's settings, by what they are."""
+        self.switches: Mapping[str, Any] = _noted(_SWITCHES)
+        """PyTorch's, by their dotted names or by what they are."""
 
     def close(self) -> None:
         """Put everything back, after all else of the segment is closed and nothing refers to its objects."""
@@ -61,7 +63,7 @@ class Leftovers:
                 os.environ[name] = value
 
     def _put_settings(self) -> None:
-        for name, value in self._settings.items():
+        for name, value in self.settings.items():
             get, put = _SETTINGS[name]
             if get() != value:
                 put(value)
@@ -74,7 +76,7 @@ class Leftovers:
             leave_group(self._device, in_order=False)
 
     def _put_switches(self) -> None:
-        _put(self._switches)
+        _put(self.switches)
 
     def _collect(self) -> None:
         gc.collect()

@@ -245,7 +245,7 @@ def measure_profile(
     limits = experiment.planning_constraints(time.time(), rented.gpus)
     together = _together(experiment.resources)
     num_instances = _num_instances(experiment, rented, limits, together)
-    bounds = _profiling_limits(experiment, rented, num_instances, limits)
+    bounds = profiling_limits(experiment, rented, num_instances, limits)
     if entrypoint.command is not None or not isinstance(entrypoint.load(), type):  # each start is an iteration's begin
         bounds = replace(bounds, least_iterations=2)
     if briefly and is_sized:  # a search sized to its limits is as long as they allow
@@ -370,7 +370,7 @@ def _measuring_usd(rented: Offer, held_s: float) -> float:
     return rented.instance_cost_usd(held_s) + rented.function_cost_usd(rented.slots, held_s)
 
 
-def _profiling_limits(
+def profiling_limits(
     experiment: Experiment, rented: Offer, num_instances: int, limits: PlanningConstraints
 ) -> ProfilingLimits:
     """Return the limits of measuring. Raises InputError if max_cost does not cover a minute of the instances."""

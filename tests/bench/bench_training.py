@@ -245,7 +245,7 @@ def out_of_memory(rounds: int) -> None:
                 if step == 4:
                     _lend_memory(runner, little=runs_out)
                 began = time.perf_counter()
-                list(runner._train(step))
+                runner.iterate(step)
                 seconds.append(time.perf_counter() - began)
             _lend_memory(runner, little=False)
             runner.close()
@@ -267,7 +267,7 @@ def _lend_memory(runner: TorchRunner, *, little: bool) -> None:
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(0.6 * peak / whole if little else 1.0)
     else:
-        runner._trial.most = 16 if little else 10**9  # type: ignore[attr-defined]
+        runner.trial.most = 16 if little else 10**9  # type: ignore[attr-defined]
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rubberband.executor import Entrypoint, Segment
 from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault
-from rubberband.executor.training.checking import _Check
+from rubberband.executor.training.checking import StepwiseCheck
 
 
 def checked_here(
@@ -27,7 +27,7 @@ def check_here(order: CheckOrder, **_: Any) -> TrialCheck:
 
 def _found(order: CheckOrder) -> dict[str, Any]:
     answers = io.StringIO()
-    _Check(order, answers).run()
+    StepwiseCheck(order, answers).run()
     found: dict[str, Any] = json.loads(answers.getvalue().splitlines()[-1])
     assert found["is_finished"]
     return found

@@ -83,12 +83,12 @@ class World:
         self.store: Store = open_store(None, home)
         self.truths: dict[str, Truth] = {}
         self.runs = ExperimentRuns(settings, self.store, lambda: None)
-        self.watcher = self.runs._watcher
+        self.watcher = self.runs.watcher
         watcher: Any = self.watcher
         watcher._processes = SimpleNamespace(start=lambda *_: True, reap=lambda: None)
         watcher._follow = watcher._prune = watcher._look_around = lambda *_: None
         watcher._end = self._is_asked_to_end
-        journals = self.runs._journals
+        journals = self.runs.journals
         journals.exists = lambda name: self.truths[name].spent_usd > 0.0  # type: ignore[method-assign]
         journals.require = lambda row, action: None  # type: ignore[method-assign]
         journals.opened = self._opened  # type: ignore[method-assign,assignment]

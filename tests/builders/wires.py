@@ -39,7 +39,7 @@ from rubberband.executor.run import trackers
 from rubberband.executor.run.notices import addresses, all_of
 from rubberband.executor.training import run_spec
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, planned
-from rubberband.running.profile import _profiling_limits
+from rubberband.running.profile import profiling_limits
 from rubberband.running.profile_cache import content_to_measure
 from rubberband.running.run import job_of
 from rubberband.spec.loading import experiment_of
@@ -87,7 +87,7 @@ def _wires(words: Mapping[str, Any], folder: Path) -> Wires:
         taken["drawn"] = _drawn(spec)
     if entrypoint is not None:
         taken["measured"] = plain(content_to_measure(experiment, entrypoint))
-    taken["measuring"] = plain(_profiling_limits(experiment, job.offer, 1, found.estimate.problem.constraints))
+    taken["measuring"] = plain(profiling_limits(experiment, job.offer, 1, found.estimate.problem.constraints))
     if not experiment.resources.kind.is_simulated:
         taken |= _backend(spec, job, folder)
     if experiment.resources.kind.is_ec2:
@@ -107,7 +107,7 @@ def _tracked(words: Any, folder: Path) -> Any:
     report = SimpleNamespace(trial=0, config={}, metrics={}, iterations=1, reported_at=0.0, elapsed_s=0.0, stage=0)
     names = ("mlflow", "mlflow.tracking", "mlflow.entities", "wandb", "tensorboardX", "tensorboardX.summary")
     with mock.patch.dict(sys.modules, dict.fromkeys(names, library)), mock.patch.object(trackers, "_is_installed"):
-        tracker: Any = trackers._KINDS[words.type](words, folder, "run")
+        tracker: Any = trackers.TRACKERS[words.type](words, folder, "run")
         tracker.open({})
         tracker.on_experiment_start(run)
         tracker.on_trial_report(report)

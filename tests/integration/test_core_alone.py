@@ -19,7 +19,7 @@ _HIDE = f"""\
 import sys
 from importlib.machinery import PathFinder
 
-EXTRAS = {sorted(installation._EXTRA_OF)}
+EXTRAS = {sorted(installation.EXTRA_OF)}
 
 class Core:
     def find_spec(name, path=None, target=None):

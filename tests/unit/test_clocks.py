@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -124,6 +125,6 @@ def timed(monkeypatch: pytest.MonkeyPatch, fake_cuda: FakeCuda, trial: type[rubb
     monkeypatch.setattr(loop, "can_balance", lambda *_, **__: True)
     monkeypatch.setattr(loop, "make_timer", lambda *_: Waiting())
     monkeypatch.setattr(loop, "Balancing", Only)
-    runner = loop.TorchRunner(trial(), SEGMENT, Gang(0, 1, None))
-    list(runner._train(1))
+    runner = loop.TorchRunner(trial(), replace(SEGMENT, metric="train_loss"), Gang(0, 1, None))
+    runner.iterate(1)
     return runner

@@ -13,6 +13,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,14 @@ from rubberband.executor import (
     run_segment,
     run_server,
 )
-from rubberband.executor.training.worker_process import _SETTINGS, _SWITCHES, _noted, _put
 from rubberband.values.asynchronous import AsyncTraining
 from tests.builders import segments
 from tests.builders.segments import reports
 from tests.builders.trials.leftover_trials import leave_everything
 
-PRECISIONS = ("matmul", "backends.cudnn.allow_tf32", *(name for name in _SWITCHES if name.endswith("fp32_precision")))
+PRECISIONS = tuple(
+    name for name in Leftovers("cpu").switches if name.endswith(("fp32_precision", "allow_tf32", "matmul precision"))
+)
 
 
 @pytest.fixture(autouse=True)
@@ -58,10 +60,10 @@ def spoil(folder: str) -> None:
 
 
 def seen() -> Any:
-    settings_of_python = {name: get() for name, (get, _) in _SETTINGS.items()}
-    hooks = len(torch.nn.modules.module._global_forward_hooks)
-    lists = list(logging.root.handlers), list(warnings.filters), hooks  # copies, whatever is noted
-    return _noted(_SWITCHES), settings_of_python, lists, dict(os.environ), Path.cwd(), dist.is_initialized()
+    found = Leftovers("cpu")
+    hooked = torch.nn.Identity()(torch.ones(2)).shape
+    lists = list(logging.root.handlers), list(warnings.filters), hooked  # copies, whatever is noted
+    return found.switches, found.settings, lists, dict(os.environ), Path.cwd(), dist.is_initialized()
 
 
 def function(config: dict[str, Any]) -> None:
@@ -138,7 +140,7 @@ def test_a_step_of_putting_back_that_fails_keeps_no_other_away(monkeypatch: pyte
 
     left = Leftovers("cpu")
     torch.set_default_dtype(torch.float64)
-    monkeypatch.setattr(left, "_put_environment", fails)
+    monkeypatch.setattr(os, "chdir", fails)
     left.close()
     assert torch.get_default_dtype() is torch.float32
 
@@ -170,15 +172,18 @@ def test_a_group_of_gpus_that_a_trial_leaves_is_aborted(monkeypatch: pytest.Monk
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(PRECISIONS), st.sampled_from(["tf32", "ieee", "none"])), max_size=6))
 def test_precisions_are_put_back_by_whichever_of_their_names_they_were_set(changes: list[tuple[str, str]]) -> None:
-    before = _noted(_SWITCHES)
+    before = Leftovers("cpu")
     for name, value in changes:
+        owner, _, attribute = name.rpartition(".")
         with contextlib.suppress(RuntimeError):  # not every value fits each
-            if name == "matmul":
+            if not owner:
                 torch.set_float32_matmul_precision({"tf32": "high", "ieee": "highest", "none": "medium"}[value])
             else:
-                _SWITCHES[name].put(torch, value == "tf32" if name.endswith("allow_tf32") else value)
-    _put(before)
-    assert _noted(_SWITCHES) == before
+                setattr(attrgetter(owner)(torch), attribute, value == "tf32" if attribute == "allow_tf32" else value)
+    gc.freeze()  # a collection of all that the tests have made takes long
+    before.close()
+    gc.unfreeze()
+    assert Leftovers("cpu").switches == before.switches
 
 
 _models: list[weakref.ref[Any]] = []

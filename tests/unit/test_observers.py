@@ -33,7 +33,7 @@ from rubberband.executor import WorkerGang as Gang
 from rubberband.executor.run import trackers
 from rubberband.executor.run.callbacks import Callback
 from rubberband.executor.training.clocks import ComputeTimer
-from rubberband.executor.training.noise_scale import _DENOMINATORS
+from rubberband.executor.training.noise_scale import DENOMINATORS
 from rubberband.executor.training.step import Undo
 from rubberband.executor.training.wrapping import check_same_weights, parameters_of
 from rubberband.integrations.ray_tune_trials import FailFast, TuneCallbacks
@@ -51,7 +51,7 @@ WORDS: dict[str, Any] = {
     "RMSprop": {"centered": True, "momentum": 0.5},
     "SGD": {"momentum": 0.9},
 }
-OPTIMIZERS = [*(kind for kind, _, _ in _DENOMINATORS), torch.optim.SGD, torch.optim.AdamW]
+OPTIMIZERS = [*(kind for kind, _, _ in DENOMINATORS), torch.optim.SGD, torch.optim.AdamW]
 
 
 class Scene:
@@ -216,7 +216,7 @@ EXAMPLES = {
 ELSEWHERE = {
     "TrialCheck": "a record",
     "ProgramCheck": "is of another process",
-    "_Check": "is in a process of its own",
+    "StepwiseCheck": "is in a process of its own",
     "_Observer": "is in a process of its own",
     "CudaTimer": "needs a GPU",
     "CudaLapClock": "needs a GPU",

@@ -74,8 +74,8 @@ def moved(trial: type, config: dict[str, Any], payload: bytes) -> TorchRunner:
     """Restore the checkpoint in a runner on the other device."""
     runner = make_runner(Entrypoint.from_object(trial), replace(ONE, config=config, from_iterations=1), [])
     assert isinstance(runner, TorchRunner)
-    runner._device, runner._module = META, runner._module.to(META)
-    runner._optimizers = build_optimizer(runner._trial, config, runner._module)
+    runner._device, runner.module = META, runner.module.to(META)
+    runner.optimizers = build_optimizer(runner.trial, config, runner.module)
     runner.restore(payload)
     return runner
 
@@ -95,9 +95,9 @@ def trained(trial: type, config: dict[str, Any], folder: Path, **content: Any) -
 def test_counters_of_an_optimizer_stay_in_host_memory(name: str, tmp_path: Path) -> None:
     config = {"optimizer": name}
     runner = moved(Line, config, trained(Line, config, tmp_path))
-    optimizer = runner._optimizers.members[0]
+    optimizer = runner.optimizers.members[0]
     fresh: dict[str, str] = {}
-    for parameter in runner._module.parameters():
+    for parameter in runner.module.parameters():
         parameter.grad = torch.zeros_like(parameter)
         for key, value in optimizer.state[parameter].items():
             fresh[key] = value.device.type if isinstance(value, torch.Tensor) else ""
@@ -110,11 +110,11 @@ def test_a_trial_s_own_tensors_are_where_it_had_them(tmp_path: Path) -> None:
     config = {"optimizer": "SGD", "lr": 0.5}
     state = {"average": torch.ones(3), "random": torch.Generator().get_state()}
     runner = moved(Keeps, config, trained(Keeps, config, tmp_path, trial_on_host=[1]))
-    trial: Any = runner._trial
+    trial: Any = runner.trial
     assert on_host(state) == [0, 1]
     assert trial.average.device == META
     assert trial.generator.get_state().device.type == "cpu"
-    rate = runner._optimizers.members[0].param_groups[0]["lr"]
+    rate = runner.optimizers.members[0].param_groups[0]["lr"]
     assert rate.device == META, "as it was built"
 
 
@@ -165,11 +165,11 @@ def test_a_step_after_a_resume_does_not_wait_for_the_gpu(tmp_path: Path, trial: 
     later = replace(segment, from_iterations=1, until_iterations=2, checkpoint=report.checkpoint)
     runner: Any = make_runner(Entrypoint.from_object(trial), later, [])
     runner.restore(store.load(report.checkpoint))
-    assert runner._trial.average.device.type == place
-    for parameter in runner._module.parameters():
+    assert runner.trial.average.device.type == place
+    for parameter in runner.module.parameters():
         parameter.grad = torch.zeros_like(parameter)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        runner._optimizers.members[0].step()
+        runner.optimizers.members[0].step()
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -66,11 +66,6 @@ def drawn(run: SampledRun) -> list[TrialsDrawn]:
     return [event for _, event in run.journal.events() if isinstance(event, TrialsDrawn)]
 
 
-def results_of(search: Any, state: Any, drawn: Any, needed: int) -> Any:
-    """The iterations at which a sampler compares results, and the results that it knows."""
-    return sampling._results(search, state, drawn, needed)
-
-
 def mixed_objective(configuration: Any, iterations: int) -> float:
     off = abs(math.log10(configuration["lr"]) + 2.0) + 0.1 * configuration["i"] + configuration.get("momentum", 0.5)
     return off + 1.0 / iterations
@@ -208,7 +203,7 @@ def test_a_failed_trial_counts_as_the_worst_and_one_that_trains_as_unknown() -> 
     run = SampledRun(an_experiment(0, scheduler=SMALL)).drive()
     state, seen = run.controller.state, dict(run.controller.state.sampled_configs)
     state.trials[0].reports[0] = dataclasses.replace(state.trials[0].reports[0], metrics={"loss": math.nan})
-    iterations, known = results_of(run.experiment.search, state, {0: seen[0], 1: seen[1]}, 1)
+    iterations, known = sampling.known_results(run.experiment.search, state, {0: seen[0], 1: seen[1]}, 1)
     assert iterations >= 1
     values = [value for each in known if each.values is not None for value in each.values]
     assert all(map(math.isfinite, values))
@@ -231,7 +226,7 @@ def test_a_sampler_of_several_objectives_learns_from_all(algorithm: str) -> None
 
     def proposed(several: bool) -> float:
         search = an_experiment(0, sampler={**sampler, "multi_objective": several}, also=LATENCY).search
-        _, known = results_of(search, state, seen, 10)
+        _, known = sampling.known_results(search, state, seen, 10)
         found = sampling.propose(search, known, 100, 40 if algorithm == "nsgaii" else 8)
         return sum(each["x"] + each["y"] for each in found) / len(found)
 
@@ -277,7 +272,7 @@ def test_given_results_stand_for_trials_so_that_results_of_more_iterations_count
     drawn = {trial: seen[trial] for trial in lengths if trial in seen}
     for trial, most in zip(drawn, [9, 3, *[1] * len(drawn)], strict=False):
         del state.trials[trial].reports[most:]
-    assert results_of(an_experiment(0, scheduler=SMALL, **points).search, state, drawn, 10)[0] == iterations
+    assert sampling.known_results(an_experiment(0, scheduler=SMALL, **points).search, state, drawn, 10)[0] == iterations
 
 
 def test_a_trial_that_ended_by_itself_teaches_the_sampler_with_its_latest_report() -> None:
@@ -285,7 +280,7 @@ def test_a_trial_that_ended_by_itself_teaches_the_sampler_with_its_latest_report
     state, seen = run.controller.state, dict(run.controller.state.sampled_configs)
     state.trials[0].ended = True
     del state.trials[0].reports[1:]
-    _, (first, *_) = results_of(run.experiment.search, state, seen, 1)
+    _, (first, *_) = sampling.known_results(run.experiment.search, state, seen, 1)
     assert first.values == (state.trials[0].reports[0].metrics["loss"],)
 
 

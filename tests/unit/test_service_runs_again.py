@@ -203,7 +203,7 @@ def test_a_resume_that_comes_late_leaves_the_cancel_of_what_runs_by_now(
             if threading.current_thread() is here and next(looks, "") == "under the lock":
                 monkeypatch.undo()
                 assert house.store.change("template", at=house.clock(), state=QUEUED, reason="", expected=None)
-                runs._watcher.kick("template")  # the automatic restart
+                runs.watcher.kick("template")  # the automatic restart
                 house.wait("template", RUNNING)
                 runs.cancel("template")
             return row

@@ -38,7 +38,7 @@ from rubberband.executor import (
 from rubberband.executor import WorkerGang as Gang
 from rubberband.executor.training.adaptation import AdaptiveBatching
 from rubberband.executor.training.agent import BatchAgent
-from rubberband.executor.training.asynchronous.runner import _Updates
+from rubberband.executor.training.asynchronous.runner import Updates
 from rubberband.executor.training.balancing import Balancing
 from rubberband.executor.training.options import Precision
 from rubberband.executor.training.sampler import FixedBatching
@@ -230,7 +230,7 @@ def _fixed_batching(kind: type[FixedBatching]) -> FixedBatching:
 
 def _restrict(batching: FixedBatching, at: int) -> Any:
     batching.restrict(15 - at)
-    if isinstance(batching, _Updates):
+    if isinstance(batching, Updates):
         batching.data["next_ticket"] += 1
         batching.data["returned"].append(at)
     return batching.per_gpu
@@ -396,7 +396,7 @@ EXAMPLES: dict[str, Example] = {
         _choose,
         anew=("_news",),
     ),
-    "executor.training.asynchronous.runner._Updates": Example(lambda: _fixed_batching(_Updates), _restrict, steps=6),
+    "executor.training.asynchronous.runner.Updates": Example(lambda: _fixed_batching(Updates), _restrict, steps=6),
     "executor.training.balancing.Balancing": Example(
         _balancing, _balanced_step, _first, steps=60, anew=_MEASURED, only=("_size", "_now", "_balancer"), goes_on=False
     ),

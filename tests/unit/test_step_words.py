@@ -246,7 +246,7 @@ def test_sizes_that_are_only_tried_for_memory_are_not_compiled(traced):
     runner = TorchRunner(Tried(), segment, Gang(0, 1, None))
     assert runner._step.fits(20)
     assert Tried.sizes[-1] == 22
-    list(runner._train(1))
+    runner.iterate(1)
     runner.close()
     shapes = [tuple(node.meta["example_value"].shape) for graph in traced for node in graph.graph.nodes if node.users]
     assert (20, 4) in shapes

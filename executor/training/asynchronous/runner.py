@@ -38,7 +38,7 @@ from rubberband.values.asynchronous import AsyncUse
 
 
 @dataclass(eq=False)
-class _Updates(FixedBatching):
+class Updates(FixedBatching):
     """Batches of one size whose gradients are left to the servers; and the position of the data."""
 
     data: dict[str, Any] = field(default_factory=lambda: {"next_ticket": 0, "returned": []})
@@ -71,13 +71,13 @@ class AsyncRunner(TorchRunner):
         self._snapshot: ServerSnapshot | None = None
         alone = replace(segment, rank=0, num_workers=1, rendezvous=None)
         super().__init__(trial, alone, Gang(0, 1, None))
-        self._trained = trained_parameters(self._module)
+        self._trained = trained_parameters(self.module)
         self._check()
         self._clip_norm = trial.gradient_clip_norm
 
     def _check(self) -> None:
         """Raise TrialFailure for a trial that cannot be trained asynchronously."""
-        trial, servers = self._trial, self._training.servers
+        trial, servers = self.trial, self._training.servers
         fault = fault_of_words(trial, self._training, self._workers)
         if self._feed.is_stream:
             fault = (
@@ -89,8 +89,8 @@ class AsyncRunner(TorchRunner):
                 f"training.servers={servers} are more than the tensors that are trained ({len(self._trained)}), and "
                 f"none is divided; lower it to {len(self._trained)}"
             )
-        given = {id(each) for group in self._optimizers.members[0].param_groups for each in group["params"]}
-        if given - {id(each) for each in self._module.parameters()}:
+        given = {id(each) for group in self.optimizers.members[0].param_groups for each in group["params"]}
+        if given - {id(each) for each in self.module.parameters()}:
             fault = (
                 "the optimizer has parameters that are not the model's, and the servers hold the model; make them "
                 "part of the model, or set training.mode to sync"
@@ -101,12 +101,12 @@ class AsyncRunner(TorchRunner):
     def _make_batching(self) -> Batching:
         found = super()._make_batching()
         assert isinstance(found, FixedBatching), "the edge refuses adaptive batches"
-        return _Updates(found.sampler, found.batch_size, found.per_gpu, found.samples_per_iteration, found.gang)
+        return Updates(found.sampler, found.batch_size, found.per_gpu, found.samples_per_iteration, found.gang)
 
     def begin(self, payload: bytes | Path | None) -> int:
         """Begin as `Runner` says; rank 0 sends the state to the servers, unless they have it and train already."""
         held = super().begin(payload)
-        optimizer = self._optimizers.members[0]
+        optimizer = self.optimizers.members[0]
         self._servers = Servers(
             self._order.servers,
             self._order.secret,
@@ -139,8 +139,8 @@ class AsyncRunner(TorchRunner):
         }
 
     @property
-    def _updates(self) -> _Updates:
-        assert isinstance(self._batching, _Updates)
+    def _updates(self) -> Updates:
+        assert isinstance(self._batching, Updates)
         return self._batching
 
     def _boundary(self, iterations: int) -> int:
@@ -150,7 +150,7 @@ class AsyncRunner(TorchRunner):
             num_samples=self._feed.num_samples,
             batch_size=self._batch_size,
             samples_per_iteration=self._samples_per_iteration,
-            drop_last=self._trial.drop_last,
+            drop_last=self.trial.drop_last,
         )
 
     def steps(self, iterations: int) -> Steps:
@@ -161,7 +161,7 @@ class AsyncRunner(TorchRunner):
         if segment.rank > 0:
             self.ended = self._servers.is_over and self._servers.cut < iterations
             return {}
-        self._snapshot = snapshot = self._servers.snapshot(iterations, self._optimizers.members[0])
+        self._snapshot = snapshot = self._servers.snapshot(iterations, self.optimizers.members[0])
         self._is_behind = True
         sums = dict(snapshot.sums)
         weight = sums.pop("", 0.0)
@@ -187,8 +187,8 @@ class AsyncRunner(TorchRunner):
         """Exchange gradients until that iteration is complete; pause after each, and once in a segment at least."""
         servers = self._servers
         self._step.begin()
-        self._trial.on_iteration(self._module, iterations)
-        changed = trained_parameters(self._module).keys() ^ self._trained.keys()
+        self.trial.on_iteration(self.module, iterations)
+        changed = trained_parameters(self.module).keys() ^ self._trained.keys()
         if changed:
             raise refused(
                 f"on_iteration() or train_mode() freezes or thaws {min(changed)}, and the parameter servers hold what "
@@ -241,7 +241,7 @@ class AsyncRunner(TorchRunner):
     def _boundary_of_epoch(self) -> int:
         """Return the batches of an epoch."""
         total, size = self._feed.num_samples, self._batch_size
-        return total // size if self._trial.drop_last else -(-total // size)
+        return total // size if self.trial.drop_last else -(-total // size)
 
     def _parts_ahead(self) -> Iterator[Part]:
         """Iterate over what this worker will load after the present step, as far as its tickets go; then guess."""

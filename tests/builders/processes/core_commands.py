@@ -130,7 +130,7 @@ def faults() -> Iterator[str]:
             yield f"{command}: exit code {code}: {errors}"
         if left := files() - before:
             yield f"{command}: leaves {', '.join(map(str, sorted(left)))}"
-    if missed := set(cli._COMMANDS) - {command.split()[0] for command in (*DONE, *LACKS)}:
+    if missed := set(cli.COMMANDS) - {command.split()[0] for command in (*DONE, *LACKS)}:
         yield f"not tried: {', '.join(sorted(missed))}"
 
 
