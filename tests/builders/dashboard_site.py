@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from rubberband.executor import ExperimentFolder
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
 from tests.builders.browser import PATIENCE_S, served
+from tests.builders.clocks import MID_MONTH
 from tests.builders.fake_runs import FakeRuns
 from tests.builders.waiting import eventually
 
@@ -32,7 +32,7 @@ BEGUN = Summary(
     iterations=45,
     target_iterations=90,
     instances=3,
-    started_at=time.time() - 200,
+    started_at=MID_MONTH - 200.0,
     planned_jct_s=300.0,
     forecast_jct_s=310.0,
     deadline_s=360.0,
@@ -51,15 +51,16 @@ class Site:
     store: Store
     runs: FakeRuns
     feed: EventFeed
+    clock: Callable[[], float]
 
     def add(self, name: str, state: str = "running", **changes: Any) -> None:
-        now = time.time()
+        now = self.clock()
         begun: dict[str, Any] = {"summary": BEGUN} if state not in ("queued", "starting", "refused") else {}
         chosen = {"created_at": now, "changed_at": now, **begun, **changes}
         self.store.add(Submission(name=name, state=ExperimentState(state), **chosen))
 
     def change(self, name: str, **changes: Any) -> None:
-        self.store.change(name, at=time.time(), **changes)
+        self.store.change(name, at=self.clock(), **changes)
         self.feed.wake()
 
     @property
@@ -77,13 +78,13 @@ class NoPlans(Plans):
 @contextmanager
 def service(home: Path, plans: type[Plans] = NoPlans, **settings_of: Any) -> Iterator[Site]:
     """A service of no process of experiments; `plans` says how it plans."""
-    settings = Settings(home=home, **settings_of)
+    settings = Settings(home=home, **{"clock": lambda: MID_MONTH, **settings_of})
     store, feed = open_store(None, home), EventFeed()
     admission = None if settings.pool is None else Admission(settings.pool, store)
     runs = FakeRuns(store=store, clock=settings.clock, admission=admission)
     made, as_runs = plans(settings, store), cast("ExperimentRuns", runs)
     with served(app_of(Service(settings=settings, store=store, plans=made, runs=as_runs, feed=feed))) as address:
-        yield Site(address=address, store=store, runs=runs, feed=feed)
+        yield Site(address=address, store=store, runs=runs, feed=feed, clock=settings.clock)
 
 
 @contextmanager

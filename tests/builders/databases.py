@@ -21,7 +21,7 @@ import pytest
 import sqlalchemy as sql
 
 from rubberband.executor.journal.database import parse_url
-from tests.builders.waiting import PATIENCE_S
+from tests.builders.waiting import PATIENCE_S, eventually
 
 NONE = "there is no PostgreSQL: install Debian's package postgresql, or set RUBBERBAND_TEST_POSTGRES to a server's URL"
 UNSAFE_BUT_FAST = "-c fsync=off -c full_page_writes=off -c autovacuum=off -c shared_buffers=16MB"
@@ -147,6 +147,21 @@ def run_sql(url: str, *statements: str) -> None:
     with engine.begin() as connection:
         for statement in statements:
             connection.exec_driver_sql(statement)
+
+
+def until_it_waits(thread: threading.Thread, url: str) -> None:
+    """Wait until a thread waits for another connection to the database, or has ended."""
+    if url.startswith("sqlite"):
+        thread.join(0.3)  # of SQLite nobody hears who waits
+        return
+    engine = sql.create_engine(url, poolclass=sql.NullPool)
+    waiting = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+
+    def waits() -> bool:
+        with engine.connect() as connection:  # each time a new one: a transaction sees one state of that view
+            return bool(connection.exec_driver_sql(f"SELECT pid {waiting}").all())
+
+    eventually(lambda: not thread.is_alive() or waits())
 
 
 def cut_off(url: str) -> None:

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sql
@@ -25,7 +26,7 @@ from rubberband.errors import InputError, JournalError
 from rubberband.executor import Event, ExperimentFolder, Journal, encode_event
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
-from tests.builders.databases import BOTH, cut_off, database, held_at_commit, run_sql
+from tests.builders.databases import BOTH, cut_off, database, held_at_commit, run_sql, until_it_waits
 from tests.builders.jobs import EVENTS, JOB
 from tests.builders.waiting import eventually
 
@@ -87,7 +88,7 @@ def test_an_event_with_a_smaller_id_never_appears_later(store_url: str) -> None:
     second = threading.Thread(target=fast.append, args=([entry("b", 0)],))
     with held_at_commit(lambda: slow.append([entry("a", 0)])):
         second.start()
-        second.join(0.3)
+        until_it_waits(second, store_url)
         assert fast.feed() == []
     second.join(PATIENCE_S)
     assert [event.experiment for event in slow.feed()] == ["a", "b"]
@@ -265,8 +266,12 @@ def test_a_driver_waits_for_a_server_that_is_being_restarted(postgresql: sql.URL
     journal.create(created_at=1.0, job=JOB, setup={})
     driver = threading.Thread(target=journal.append, args=(EVENTS[:1],))
     let_in(postgresql, postgresql_url, False)
+    tries: list[str] = []
+    noted: Any = lambda *_: tries.append(threading.current_thread().name)  # noqa: E731
+    sql.event.listen(sql.Engine, "do_connect", noted)
     driver.start()
-    driver.join(0.5)
+    eventually(lambda: not driver.is_alive() or tries.count(driver.name) >= 2, "a second attempt")
+    sql.event.remove(sql.Engine, "do_connect", noted)
     assert driver.is_alive()
     with pytest.raises(JournalError, match="check that the server runs"):
         journal.header()

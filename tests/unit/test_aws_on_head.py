@@ -231,23 +231,30 @@ def test_a_new_run_has_its_free_name_here_too(home: Path, head: Head) -> None:
 # Money
 
 
-def test_runs_on_the_head_count_in_the_month_of_here(home: Path, head: Head) -> None:
+@pytest.fixture
+def now(account: Account, monkeypatch: pytest.MonkeyPatch) -> float:
+    """The time on the account's clock, which this machine's goes by."""
+    monkeypatch.setattr(time, "time", lambda: account.now)
+    return account.now
+
+
+def test_runs_on_the_head_count_in_the_month_of_here(home: Path, head: Head, now: float) -> None:
     head.answers = lambda what, words: {"started": True} if what == "start" else shown(b"", lives=False)
     (home / "policy.yaml").write_text("max_usd_per_month: 3\n")
     assert "the head stopped" in say(*RUN)[1]
-    assert committed_usd(home, time.time()) == pytest.approx(2.0)
-    assert committed_usd(home, month_end(time.time())) == pytest.approx(2.0), "it may still run next month"
+    assert committed_usd(home, now) == pytest.approx(2.0)
+    assert committed_usd(home, month_end(now)) == pytest.approx(2.0), "it may still run next month"
     code, text = say(*RUN)
     assert code != 0
     assert "max_usd_per_month of policy.yaml: 2.00 USD of 3.00 USD are spent or may be" in text
     assert "`rubberband ps --on head` asks the head for its part anew" in text
     head.answers = lambda what, words: bill(2.0, 0.0, [0.0, 0.0])
     assert say("status", "digits", "--on", "head")[0] == 0
-    assert committed_usd(home, time.time()) == pytest.approx(2.0), "it may not know of the run yet"
+    assert committed_usd(home, now) == pytest.approx(2.0), "it may not know of the run yet"
     head.answers = lambda what, words: {**ENDED, "month": [0.25, 0.0]}
     assert say("status", "digits", "--watch", "--on", "head")[0] == 0
-    assert committed_usd(home, time.time()) == pytest.approx(0.25)
-    assert committed_usd(home, month_end(time.time())) == 0.0
+    assert committed_usd(home, now) == pytest.approx(0.25)
+    assert committed_usd(home, month_end(now)) == 0.0
 
 
 def test_a_resume_on_the_head_may_spend_what_is_left_of_its_max_cost(home: Path, head: Head) -> None:
@@ -260,15 +267,15 @@ def test_a_resume_on_the_head_may_spend_what_is_left_of_its_max_cost(home: Path,
         assert (code == 0) == begins, text
 
 
-def test_a_head_that_has_ended_spends_no_more(home: Path, head: Head) -> None:
+def test_a_head_that_has_ended_spends_no_more(home: Path, head: Head, now: float) -> None:
     head.answers = lambda what, words: {"at": "s3://b/copy"} if what == "keep" else shown(b"", lives=False)
     say(*RUN)
     assert say("cloud", "down", "digits.yaml", "-y")[0] == 0
-    assert committed_usd(home, time.time()) == pytest.approx(2.0), "nobody can say what it has spent"
-    assert committed_usd(home, month_end(time.time())) == 0.0
+    assert committed_usd(home, now) == pytest.approx(2.0), "nobody can say what it has spent"
+    assert committed_usd(home, month_end(now)) == 0.0
 
 
-def test_more_money_for_a_run_on_the_head_is_within_the_policy_of_here(home: Path, head: Head) -> None:
+def test_more_money_for_a_run_on_the_head_is_within_the_policy_of_here(home: Path, head: Head, now: float) -> None:
     assert say(*RUN)[0] == 0
     head.answers = lambda what, words: bill(2.0, 0.5)
     (home / "policy.yaml").write_text("max_usd_per_run: 4\n")
@@ -281,7 +288,7 @@ def test_more_money_for_a_run_on_the_head_is_within_the_policy_of_here(home: Pat
     assert code != 0
     assert "this may cost 2.00 USD" in text
     assert say("extend", "digits", "--max-cost", "3", "--dry-run", "--on", "head")[0] == 0
-    assert committed_usd(home, time.time()) == pytest.approx(2.0), "it was only shown"
+    assert committed_usd(home, now) == pytest.approx(2.0), "it was only shown"
     assert say("extend", "digits", "--max-cost", "3", "-y", "--on", "head")[0] == 0
 
 

@@ -21,17 +21,19 @@ from rubberband.executor.run.allowance import committed_usd
 from rubberband.states import ExperimentState
 from rubberband.units import month_begin, month_end
 from rubberband.values.submission import Submission
+from tests.builders.clocks import MID_MONTH
 from tests.builders.journalled_runs import Recorded, recorded, words
 
 
 @pytest.fixture(scope="module")
 def run() -> Recorded:
-    return recorded(words(name="one"))
+    return replace(recorded(words(name="one")), created_at=MID_MONTH)
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, run: Recorded, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
+    monkeypatch.setattr(time, "time", lambda: run.created_at)
     return tmp_path
 
 
@@ -76,8 +78,8 @@ def test_one_that_runs_or_may_hold_instances_stays(home: Path, run: Recorded) ->
 
 
 def test_a_bill_of_this_month_counts_on_and_checkpoints_in_a_bucket_stay(home: Path, run: Recorded) -> None:
-    now = time.time()
-    rented(run, created_at=now).put(home)
+    now = run.created_at
+    rented(run).put(home)
     rented(run.named("old"), created_at=month_begin(month_begin(now) - 1.0)).put(home)
     spent_usd = committed_usd(home, now)
     assert spent_usd > 0.0

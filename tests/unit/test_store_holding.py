@@ -6,8 +6,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+import sqlalchemy as sql
 
 from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.problems import HttpProblem
@@ -19,7 +21,7 @@ from rubberband.executor import ExperimentFolder, HostedRun, Inbox, holding, wri
 from rubberband.running.run import run_experiment
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
-from tests.builders.databases import BOTH, cut_off, held_at_commit, run_sql
+from tests.builders.databases import BOTH, cut_off, held_at_commit, run_sql, until_it_waits
 from tests.builders.fake_runs import fake_service
 from tests.builders.service_runs import experiment
 from tests.builders.waiting import eventually
@@ -56,10 +58,10 @@ def test_a_restart_of_the_database_frees_the_store_and_its_server_takes_it_again
 def test_a_server_whose_lock_a_pooler_has_freed_notices_that_another_has_the_store(stores: tuple[Store, Store]) -> None:
     """Its connection still answers, but is another one of the database: PgBouncer with pool_mode=transaction."""
     first, second = stores
-    assert first._holding is not None
-    assert first._holding._connection is not None
-    first._holding._connection.exec_driver_sql("SELECT pg_advisory_unlock_all()")
+    freed: Any = lambda _, cursor, *__: cursor.execute("SELECT pg_advisory_unlock_all()")  # noqa: E731
+    sql.event.listen(sql.Engine, "before_cursor_execute", freed)
     first.keep()
+    sql.event.remove(sql.Engine, "before_cursor_execute", freed)
     second.take(BEN)
     with pytest.raises(JournalError, match="another server uses this service's store"):
         first.keep()
@@ -95,8 +97,8 @@ def test_no_write_ends_after_another_server_has_begun(stores: tuple[Store, Store
     with held_at_commit(lambda: first.add(submission("a"))):
         end_holder(postgresql_url)
         taker.start()
-        taker.join(0.3)
-        assert taker.is_alive(), "it waits"
+        until_it_waits(taker, postgresql_url)
+        assert taker.is_alive()
     taker.join()
     assert second.submission("a") is not None
     with pytest.raises(JournalError, match="another server"):

@@ -153,7 +153,7 @@ def on_ec2(account: Account, **words: Any) -> Experiment:
 def account(monkeypatch: pytest.MonkeyPatch) -> Account:
     """The one that sessions are opened for; the driver is in its VPC."""
     made = Account()
-    made.now = time.time()  # prices are asked for as of now
+    monkeypatch.setattr(time, "time", lambda: made.now)  # prices are asked for as of now
     monkeypatch.setattr("rubberband.cloud.aws.client.open_session", lambda *_: made.session)
     monkeypatch.setattr("rubberband.cloud.aws.preflight.own_place", lambda: made.place)
     return made
