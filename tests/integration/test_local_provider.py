@@ -339,7 +339,10 @@ def test_a_guard_that_is_slow_to_go_is_not_left_behind(tmp_path: Path, monkeypat
     monkeypatch.setattr(ray_node, "_RELEASE_S", 0.01)
     guards = ray_node.Guards("slow", tmp_path, tmp_path / "token", 30.0, experiment_clock(tmp_path))
     slow = subprocess.Popen(["sleep", "1000"])
-    guards._processes.append(slow)
+    guards.renew_lease(2e9)
+    guards.write(tmp_path / "slow.json", ("true",), "", "127.0.0.1:1", ())
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: slow)
+    guards.spawn(tmp_path / "slow.json")
     guards.wait()
     assert slow.returncode == -signal.SIGKILL
 

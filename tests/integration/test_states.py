@@ -93,7 +93,7 @@ class RestNear(NearPlans):
 
     async def rest(self, question: RestQuestion, caller: str = "") -> RestAnswer:
         try:
-            return read_answer(answered(asdict(question), self._settings.home))
+            return read_answer(answered(asdict(question), self.settings.home))
         except InputError as error:
             raise problem_of(error) from None
 

@@ -367,14 +367,9 @@ def test_a_run_that_begins_while_a_restore_copies_keeps_its_home(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken(home, tmp_path / "backup")
-    real = restoring._copy
     with ExitStack() as stack:
-
-        def copy(*given: Any) -> None:
-            real(*given)
-            stack.enter_context(ExperimentFolder(home=home, name="one").driving())
-
-        monkeypatch.setattr(restoring, "_copy", copy)
+        begin = lambda: stack.enter_context(ExperimentFolder(home=home, name="one").driving())  # noqa: E731
+        monkeypatch.setattr(os, "sync", begin)  # after all is copied
         with pytest.raises(InputError, match="experiment 'one' runs"):
             put_back(tmp_path / "backup", home)
     assert not (home / installation.RESTORING).exists()

@@ -147,15 +147,15 @@ def test_a_file_that_cannot_be_read_is_named_and_leaves_no_archive(
 
 def amid(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], *, times: int) -> None:
     """Call `act` the first `times` times that a file is packed."""
-    add, left = folders._add, [times]
+    add, left = tarfile.TarFile.addfile, [times]
 
-    def added(*words: Any) -> Any:
+    def added(*words: Any) -> None:
         if left[0]:
             left[0] -= 1
             act()
-        return add(*words)
+        add(*words)
 
-    monkeypatch.setattr(folders, "_add", added)
+    monkeypatch.setattr(tarfile.TarFile, "addfile", added)
     monkeypatch.setattr(folders, "_PAUSE_S", 0.0)
 
 

@@ -6,6 +6,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from io import BufferedIOBase
 from pathlib import Path
@@ -95,18 +96,19 @@ def test_a_machine_without_room_loads_the_bytes(store, monkeypatch):
 def test_a_process_forked_meanwhile_keeps_no_lock(store, machine):
     ref = store.save(1, 1, b"weights")
     going, done = os.pipe()
-    with on_machine(store, ref):
+    with ExitStack() as first, on_machine(store, ref) as path:
+        assert first.enter_context(on_machine(store, ref)) == path
         child = os.fork()
         if child == 0:
             os.close(done)
             os.read(going, 1)  # until the test is through
             os._exit(0)
-    with on_machine(store, ref) as path:
-        assert isinstance(path, Path)
+        first.close()
+    left = list(machine.iterdir())
     os.close(done)
     os.close(going)
     os.waitpid(child, 0)
-    assert list(machine.iterdir()) == []
+    assert left == []
 
 
 def test_a_file_that_its_last_user_removes_meanwhile_is_loaded_again(store, machine, monkeypatch):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sql
@@ -91,14 +93,17 @@ def test_a_home_on_a_network_has_no_write_ahead_log_and_a_note_says_so(on_nfs: P
     assert "network file system (nfs4)" in note
     path = on_nfs / "journal.db"
     begin(path, "test", created_at=1.0, job=JOB, setup={"provider": "virtual"})
+    opened: list[sqlite3.Connection] = []
+    noted: Any = lambda connection, _: opened.append(connection)  # noqa: E731
+    sql.event.listen(sql.Engine, "connect", noted)
     with closing(Journal(sqlite_url(path), "test")) as journal:
+        sql.event.remove(sql.Engine, "connect", noted)
         journal.durable = False
         journal.append(EVENTS)
+        found = [each.execute(f"PRAGMA {of}").fetchone() for each in opened for of in ("journal_mode", "synchronous")]
+        assert found == [("truncate",), (2,)]
         assert [event for _, event in journal.events()] == EVENTS
         assert {child.name for child in on_nfs.iterdir()} <= {"journal.db", "journal.db-journal"}
-        with journal._database.writing(durable=False) as connection:
-            assert connection.execute(sql.text("PRAGMA journal_mode")).scalar() == "truncate"
-            assert connection.execute(sql.text("PRAGMA synchronous")).scalar() == 2
 
 
 def test_a_new_home_is_its_users_alone_and_a_note_names_a_wider_one(tmp_path: Path) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
-import os
 import sqlite3
-import subprocess
+import tarfile
 import threading
 from contextlib import closing
 from dataclasses import replace
@@ -26,7 +24,6 @@ from rubberband.cloud.aws.quotes import FetchedQuotes
 from rubberband.executor import Beat, Journal, Leases, RemoteAgent, Tick, connection
 from rubberband.executor import begin_journal as begin
 from rubberband.executor.checkpoints import folders
-from rubberband.executor.checkpoints import machine as machines
 from rubberband.executor.checkpoints import scratch as scratches
 from rubberband.executor.core.forecast import lateness
 from rubberband.executor.training.command_runner import CommandRunner
@@ -65,18 +62,17 @@ def test_a_file_that_is_rewritten_in_place_at_its_size_is_packed_again(tmp_path,
     (folder := tmp_path / "out").mkdir()
     (folder / "a").write_bytes(b"old" * 100)
     (folder / "b").write_bytes(b"old" * 100)
-    add, rewritten = folders._add, []
+    add, rewritten = tarfile.TarFile.addfile, []
 
-    def added(*given: Any) -> Any:
-        found = add(*given)
+    def added(*given: Any) -> None:
+        add(*given)
         if not rewritten:  # `a` is packed, and `b` is not
             rewritten.append(1)
             for name in ("a", "b"):
                 with open(folder / name, "r+b") as file:
                     file.write(b"new" * 100)
-        return found
 
-    monkeypatch.setattr(folders, "_add", added)
+    monkeypatch.setattr(tarfile.TarFile, "addfile", added)
     monkeypatch.setattr(folders, "_PAUSE_S", 0.0)
     folders.pack(folder, tmp_path / "packed", iterations=1, metrics={})
     folders.unpack(tmp_path / "packed", tmp_path / "there")
@@ -172,16 +168,16 @@ def test_the_last_of_several_trials_is_as_late_as_the_largest_of_as_many_normals
     assert lateness(4 * trials, trials) == pytest.approx(mean / 2.0, rel=off)
 
 
-def test_an_answer_without_a_part_keeps_what_was_known_of_it():
+def test_an_answer_without_a_part_keeps_what_was_known_of_it(tmp_path, monkeypatch):
     known = Quote(on_demand_usd_per_hour=1.0, on_demand_at=5.0, spot_usd_per_hour={"a": 0.25}, spot_at=6.0)
-    book, merged = Book(region="r", quotes={"t": known}), prices._with
+    prices.write_book(tmp_path, Book(region="r", quotes={"g5.xlarge": known}))
     on_demand = Quote(on_demand_usd_per_hour=2.0, on_demand_at=9.0)
-    found = merged(book, FetchedQuotes(quotes={"t": on_demand}), everything=False).quotes["t"]
-    assert (found.spot_usd_per_hour, found.spot_at) == ({"a": 0.25}, 6.0)
-    assert (found.on_demand_usd_per_hour, found.on_demand_at) == (2.0, 9.0)
-    spot = Quote(spot_usd_per_hour={}, spot_at=9.0)
-    found = merged(book, FetchedQuotes(quotes={"t": spot}), everything=False).quotes["t"]
-    assert (found.spot_usd_per_hour, found.on_demand_usd_per_hour) == ({}, 1.0)
+    for answer, spot in ((on_demand, ({"a": 0.25}, 6.0)), (Quote(spot_usd_per_hour={}, spot_at=9.0), ({}, 9.0))):
+        monkeypatch.setattr(quotes, "fetch", lambda *_, found=answer, **__: FetchedQuotes(quotes={"g5.xlarge": found}))
+        prices.prices_of(["g5.xlarge"], "r", tmp_path, session=SimpleNamespace(), refresh=True)
+        found = prices.read_book(tmp_path, "r").quotes["g5.xlarge"]
+        assert (found.spot_usd_per_hour, found.spot_at) == spot
+        assert (found.on_demand_usd_per_hour, found.on_demand_at) == (2.0, 9.0)
 
 
 @pytest.mark.parametrize(
@@ -207,18 +203,3 @@ def test_the_copies_of_a_program_s_checkpoints_go_once_they_are_written(tmp_path
     assert (tmp_path / "kept-2").stat().st_size > 0
     runner.close()
     assert list((tmp_path / "scratch").iterdir()) == []
-
-
-def test_a_child_that_was_forked_meanwhile_holds_no_lock_on_a_checkpoint(tmp_path):
-    path = tmp_path / "file"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-    child = subprocess.Popen(["sleep", "60"], pass_fds=[descriptor])
-    try:
-        other = os.open(path, os.O_RDWR)
-        machines._unlock(descriptor)
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.close(other)
-    finally:
-        child.kill()
-        child.wait()

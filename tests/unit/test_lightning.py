@@ -13,7 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from rubberband.executor import SegmentFailure, SegmentReport, read_manifest
-from rubberband.integrations.lightning import _take_gang, fit
+from rubberband.executor.training import reporting
+from rubberband.integrations.lightning import fit
 from tests.builders import segments
 from tests.builders.tables import cases, table
 
@@ -192,12 +193,14 @@ def in_gang(monkeypatch):
     for name, value in place.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "any")
+    monkeypatch.setenv(reporting.LINE, "any")
+    monkeypatch.setattr(lightning.Trainer, "fit", lambda *_, **__: None)
 
 
 @cases("words", "line")
 def test_a_trainer_takes_the_workers_of_its_gang(in_gang, capsys, words, line):
     trainer = made(**words)
-    _take_gang(trainer)
+    fit(trainer, Net(0.1))
     assert (trainer.world_size, trainer.num_devices, trainer.num_nodes) == (2, 2, 1)
     assert type(trainer.strategy) is lightning.strategies.DDPStrategy
     assert trainer.strategy._ddp_kwargs == ({"find_unused_parameters": True} if "num_nodes" in words else {})
@@ -209,4 +212,4 @@ def test_a_trainer_that_cannot_take_its_gang_is_refused_in_one_line(in_gang):
         """A strategy that `fit` does not know."""
 
     with pytest.raises(ValueError, match="Own has devices=1 and num_nodes=1, and the gang has 2 and 1; use strategy="):
-        _take_gang(made(strategy=Own(), devices=1))
+        fit(made(strategy=Own(), devices=1), Net(0.1))

@@ -13,6 +13,7 @@ import pytest
 from rubberband.cloud.local import gpus
 from rubberband.cloud.local.gpus import find_gpus, free_gpus, gpus_to_share, holder, one_taken, take, visible_ids
 from rubberband.cloud.local.provider import LocalProvider
+from rubberband.cloud.ray_head.ray_node import Guards, RayHead
 from rubberband.errors import InputError, ProviderError
 from rubberband.files import SHARED, try_lock
 from rubberband.running.run import announce_device
@@ -247,7 +248,7 @@ def test_torch_is_asked_again_after_a_boot(machine: FakeGpus, tmp_path: Path, mo
 def provider(machine: FakeGpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalProvider]:
     """One that starts no process."""
     opened = LocalProvider("run", tmp_path / "run", 2, devices=(A, B, C), token_path=tmp_path / "token")
-    monkeypatch.setattr(opened._head, "ensure", lambda **_: SimpleNamespace(address="127.0.0.1:1"))
+    monkeypatch.setattr(RayHead, "ensure", lambda *_, **__: SimpleNamespace(address="127.0.0.1:1"))
     yield opened
     opened.close()
 
@@ -267,7 +268,7 @@ def test_a_launch_that_is_repeated_takes_the_same_gpus(
 ) -> None:
     """The record names them: its first process may never have begun."""
     held: list[list[str]] = []
-    monkeypatch.setattr(provider._guards, "spawn", lambda *_: held.append([gpu for gpu in (A, B, C) if holder(gpu)]))
+    monkeypatch.setattr(Guards, "spawn", lambda *_: held.append([gpu for gpu in (A, B, C) if holder(gpu)]))
     for _ in range(2):
         provider.launch("a")
     assert held == [[A, B], [A, B]]

@@ -135,11 +135,12 @@ def test_a_cluster_that_is_named_and_not_used_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(Guards, "spawn", lambda self, path: None)
+    monkeypatch.setattr(ray_node, "answers", lambda _: True)
     monkeypatch.setenv("RAY_ADDRESS", "ray://cluster:10001")
     heads = [RayHead(name, tmp_path / name, token_path=tmp_path / "token") for name in ("one", "other")]
     for head in heads:
-        head._start()
-        head._exclusive.close()
+        head.ensure()
+        head.close()
     (record,) = caplog.records
     assert record.message == "RAY_ADDRESS=ray://cluster:10001 is ignored: RubberBand starts a Ray cluster of its own"
 

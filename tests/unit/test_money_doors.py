@@ -26,11 +26,15 @@ from rubberband.executor import (
     Ending,
     ExperimentFolder,
     Header,
+    HostedRun,
     Inbox,
     RequestQueue,
     Stamp,
     bill_usd,
+    holding,
+    read_ending,
     write_ending,
+    write_order,
 )
 from rubberband.executor.run.follower import summary_of
 from rubberband.running import hosted
@@ -443,11 +447,20 @@ def test_a_summary_has_the_cost_of_the_profile_and_the_part_of_the_latest_month(
     assert 0.0 < half_usd < whole_usd, "the profile and this half are the earlier month's"
 
 
-def test_an_error_carries_the_cost_of_the_profile_before_it() -> None:
-    error = InputError("no plan")
-    with pytest.raises(InputError), noting(lambda: 0.5), noting(lambda: 0.2):
-        raise error
-    assert hosted._failed(error) == (2, "no plan", pytest.approx(0.7))
+def test_an_error_carries_the_cost_of_the_profile_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def profiled(*_: object) -> None:
+        with noting(lambda: 0.5), noting(lambda: 0.2):
+            raise InputError("no plan")
+
+    folder = ExperimentFolder(home=tmp_path, name="one")
+    with holding(folder):
+        write_order(folder, HostedRun(attempt=1, resume=False, words={}))
+    monkeypatch.setattr(hosted, "run_patiently", profiled)
+    monkeypatch.setattr(hosted, "ENDS", ())  # signals of this process are handled as ever
+    assert hosted.main([str(tmp_path), "one"]) == 2
+    ending = read_ending(folder)
+    assert ending is not None
+    assert (ending.error, ending.spent_usd) == ("no plan", pytest.approx(0.7))
 
 
 def test_a_driver_that_is_asked_to_end_for_money_says_so_in_its_result(tmp_path: Path) -> None:

@@ -21,12 +21,21 @@ from rubberband.api.body import require_allowed
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import Settings
 from rubberband.errors import Cancelled, EntrypointError, InfeasibleError, InputError
-from rubberband.executor import ExperimentFolder, Faults, JournalFollower, Result, session
+from rubberband.executor import (
+    ExperimentFolder,
+    Faults,
+    InstanceLost,
+    InstanceRefused,
+    JournalFollower,
+    Result,
+    TrialFailed,
+    session,
+)
 from rubberband.executor.run import notices as module
 from rubberband.executor.run.notices import Address, Notice, NoticeSource, NoticeThread, addresses, noticed_start
 from rubberband.running.run import RunOptions, run_experiment
 from rubberband.spec.notify import NotifyAddress
-from tests.builders.journalled_runs import recorded, words
+from tests.builders.journalled_runs import Recorded, recorded, words
 from tests.builders.receiver import Answer, receiving
 from tests.builders.sessions import dying_after
 from tests.builders.tables import cases
@@ -188,48 +197,58 @@ def test_trouble_is_one_notice_before_the_end(tmp_path: Path) -> None:
         assert NoticeSource(again, after=found.seq).events() == []
 
 
-def test_no_trouble_is_lost_wherever_a_driver_is_killed(tmp_path: Path) -> None:
+TROUBLES = ["lost an instance (", "did not get an instance (no capacity for i-002)", "has a trial that failed: trial 3"]
+
+
+@pytest.fixture(scope="module")
+def troubled() -> tuple[Recorded, list[int]]:
+    """A run with three troubles, and up to which of its events each one has been."""
     faults = Faults(lost_after_s={"i-001": 200.0}, refused={"i-002"}, failures={(3, 1): "raised"})
     run = recorded(words(), faults=faults)
-    whole = NoticeSource(JournalFollower(run.named("whole").put(tmp_path)))
-    events = [whole._troubles(event) for _, event in whole._follower.each(live=True)]
-    every = [text for texts in events for text in texts]
-    assert len(set(every)) == len(every) == 3
-    first, *later = [number for number, texts in enumerate(events, start=1) if texts]
+    kinds = (InstanceLost, InstanceRefused, TrialFailed)
+    return run, [number for number, event in enumerate(run.events, start=1) if isinstance(event, kinds)]
+
+
+def test_no_trouble_is_lost_wherever_a_driver_is_killed(troubled: tuple[Recorded, list[int]], tmp_path: Path) -> None:
+    run, (first, *later) = troubled
     for upto in [first, *later]:  # what came after the first notice waits for the next one
         one = run.named(f"upto-{upto}")
         before = NoticeSource(JournalFollower(folder := one.put(tmp_path, first)))
         assert before.events() == []
         told = before.trouble(0.0)
+        assert [notice.kind for notice in told] == ["trouble"]
         one.grow(folder, first, upto)
         assert before.events() == before.trouble(1.0) == []
         one.grow(folder, upto, len(one.events))
         told += NoticeSource(JournalFollower(folder), after=before.seq).events()
         texts = "; ".join(notice.text for notice in told)
-        assert [texts.count(text) for text in every] == [1, 1, 1]
+        assert [texts.count(text) for text in TROUBLES] == [1, 1, 1]
 
 
-def test_trouble_waits_until_the_last_notice_of_it_is_old(tmp_path: Path) -> None:
-    found, follower = source(tmp_path)
+def test_trouble_waits_until_the_last_notice_of_it_is_old_or_the_end(
+    troubled: tuple[Recorded, list[int]], tmp_path: Path
+) -> None:
+    run, (first, second, third) = troubled
+    found = NoticeSource(JournalFollower(folder := run.put(tmp_path, first)))
+    assert found.events() == []
+    told = found.trouble(0.0)
+    run.grow(folder, first, second)
+    assert found.events() == found.trouble(module.QUIET_S - 1.0) == []
+    told += found.trouble(module.QUIET_S)
+    assert found.trouble(math.inf) == []
+    run.grow(folder, second, third)
+    assert found.events() == []
+    run.grow(folder, third, len(run.events))
+    told += found.events()
+    assert [notice.kind for notice in told] == ["trouble", "trouble", "trouble", "done"]
+    assert all(sum(text in notice.text for text in TROUBLES) == 1 for notice in told[:3])
+
+
+def test_the_same_trouble_is_said_once_with_how_often(tmp_path: Path) -> None:
+    found, follower = source(tmp_path, Faults(lost_after_s=dict.fromkeys(("i-001", "i-002", "i-003"), 60.0)))
     with closing(follower):
-        found._trouble.update({"lost an instance (x)": 3})
-        (first,) = found.trouble(0.0)
-        assert first.text.endswith("lost an instance (x) (3 times)")
-        found._trouble.update({"lost an instance (y)": 1})
-        assert found.trouble(module.QUIET_S - 1.0) == []
-        assert [notice.kind for notice in found.trouble(module.QUIET_S)] == ["trouble"]
-        assert found.trouble(math.inf) == []
-
-
-def test_trouble_just_before_the_end_does_not_wait(tmp_path: Path) -> None:
-    found, follower = source(tmp_path)
-    with closing(follower):
-        found._trouble.update({"lost an instance (x)": 1})
-        assert len(found.trouble(0.0)) == 1
-        found._trouble.update({"lost an instance (y)": 1})
-        trouble, end = found.events()
-        assert (trouble.kind, end.kind) == ("trouble", "done")
-        assert "lost an instance (y)" in trouble.text
+        trouble, _ = found.events()
+    assert trouble.text.endswith(") (3 times)")
 
 
 def looks_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **figures: Any) -> list[Notice]:

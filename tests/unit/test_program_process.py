@@ -6,6 +6,8 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -69,5 +71,9 @@ def test_a_line_is_read_whatever_it_ends_with_and_from_its_last_return_on(
     if place == "file":
         (tmp_path / "log").write_bytes(text)
     else:
-        printed._add(text.split(b"\n"), 0.0, reads=True)
+        output, stdout = os.pipe()
+        printed.watch(cast("ProgramProcess", SimpleNamespace()), [output])
+        os.write(stdout, text)
+        os.close(stdout)
+        printed.finish()
     assert [line.metrics for line in (printed.wait(), printed.wait()) if line] == [{"loss": 1.0}, {"loss": 2.0}]

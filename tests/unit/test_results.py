@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
@@ -12,18 +11,17 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas
 import pytest
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import rubberband
 from rubberband import cli
-from rubberband.commands.run import _conclude
 from rubberband.errors import CheckpointError, InputError, StoreAwayError
 from rubberband.executor import (
     Entrypoint,
@@ -206,12 +204,12 @@ def test_export_writes_a_study_that_optuna_reads(says: Any, home: Path, tmp_path
 
 @cases("outcome", "resumable", "line")
 def test_a_run_that_ends_early_says_how_to_continue_it(
-    outcome: Any, resumable: bool, line: str, capsys: pytest.CaptureFixture[str]
+    outcome: Any, resumable: bool, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = replace(next(iter(EVERY_RESULT.values()))(), outcome=outcome, resumable=resumable)
-    with contextlib.suppress(typer.Exit):
-        _conclude(result)
-    assert line in capsys.readouterr().err
+    monkeypatch.setattr("rubberband.executor.journal.folder.open_folder", lambda _: SimpleNamespace(driven=True))
+    monkeypatch.setattr("rubberband.executor.run.session.run", lambda *_, **__: result)
+    assert line in CliRunner().invoke(cli.app, ["resume", "digits"]).stderr
 
 
 @pytest.mark.parametrize("kind", sorted(EVERY_RESULT))

@@ -7,15 +7,16 @@ import dataclasses
 import gzip
 import html
 import json
+import re
+import sys
 from collections.abc import Container, Sequence
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from io import StringIO
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from rich.console import Console
 
 from rubberband.executor import Result
 from rubberband.states import ExperimentState
@@ -24,7 +25,7 @@ from rubberband.values.submission import Submission
 from rubberband.views import formatting
 from rubberband.views.charts.allocation import allocation
 from rubberband.views.charts.learning import learning_curves
-from rubberband.views.document import _print_folded
+from rubberband.views.document import print_document
 from rubberband.views.experiment import costs
 from rubberband.views.formatting import ranked
 from rubberband.views.report import page as report_html
@@ -194,11 +195,13 @@ def test_an_end_is_an_instant_and_the_time_until_then(left_s: float, day: str) -
 
 
 @pytest.mark.parametrize("width", [40, 60, 72, 80, 95])
-def test_a_folded_table_loses_no_column_and_cuts_no_figure(width: int) -> None:
+def test_a_folded_table_loses_no_column_and_cuts_no_figure(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     table = stages(a_result())
-    console = Console(width=width, file=StringIO(), color_system=None)
-    _print_folded(console, table)
-    printed = cast("StringIO", console.file).getvalue()
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys, "stdout", output := StringIO())
+    monkeypatch.setattr(output, "isatty", lambda: True)
+    print_document([], [table], [])
+    printed = re.sub(r"\x1b\[[0-9;]*m", "", output.getvalue())
     assert max(map(len, printed.splitlines())) <= width
     words = printed.split()
     assert {word for name in table.header for word in name.split()} <= set(words)

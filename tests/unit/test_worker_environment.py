@@ -96,7 +96,9 @@ def test_a_parameter_server_sees_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def test_gangs_of_several_machines_talk_on_the_interface_that_ray_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gangs_of_several_machines_talk_on_the_interface_that_ray_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -105,7 +107,7 @@ def test_gangs_of_several_machines_talk_on_the_interface_that_ray_has(monkeypatc
     monkeypatch.setattr(
         "psutil.net_if_addrs", lambda: {name: [SimpleNamespace(address=each)] for name, each in addresses.items()}
     )
-    slot_worker._speak_where_others_listen()
+    SlotWorker(Entrypoint.parse("a:b"), open_store(str(tmp_path)), remote=True)
     assert os.environ["GLOO_SOCKET_IFNAME"] == "ens5"
     assert os.environ["NCCL_SOCKET_IFNAME"] == "=ens5", "NCCL takes a name for a prefix, as of ens50"
 

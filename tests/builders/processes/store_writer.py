@@ -6,8 +6,10 @@ import os
 import signal
 import sys
 
+import sqlalchemy as sql
+
 from rubberband.api.store import Store
-from rubberband.api.store.schema import FEED, Entry
+from rubberband.api.store.schema import Entry
 
 
 def entry(experiment: str, seq: int) -> Entry:
@@ -20,10 +22,8 @@ def main(url: str, what: str, experiment: str, count: int) -> None:
         for seq in range(0, count, 2):
             store.append([entry(name, one) for one in (seq, seq + 1) for name in (experiment, "common")])
     else:
-        with store._database.writing() as connection:
-            store._extend(connection, [entry(experiment, seq) for seq in range(count)])
-            assert connection.execute(FEED.select()).all()
-            os.kill(os.getpid(), signal.SIGKILL)
+        sql.event.listen(sql.Engine, "commit", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        store.append([entry(experiment, seq) for seq in range(count)])
     store.close()
 
 
