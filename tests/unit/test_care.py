@@ -23,7 +23,6 @@ from rubberband.api.settings import SharedPool
 from rubberband.api.store import Store, open_store
 from rubberband.api.store.schema import Entry
 from rubberband.commands import local_experiment
-from rubberband.commands.report import _listed
 from rubberband.errors import InputError
 from rubberband.executor import ExperimentFolder, JournalFollower
 from rubberband.executor.journal.labelling import read_labels, write_labels
@@ -385,10 +384,13 @@ def test_a_home_lists_by_tag_by_note_and_without_the_archived(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("state", ExperimentState)
-def test_the_reason_of_a_state_is_shown_where_it_says_more_than_the_state(state: ExperimentState) -> None:
+def test_the_reason_of_a_state_is_shown_where_it_says_more_than_the_state(
+    state: ExperimentState, monkeypatch: pytest.MonkeyPatch
+) -> None:
     row = Submission(name="one", state=state, created_at=1.0, changed_at=1.0, reason="why it is so")
     says_all = state in (RUNNING, DONE, ExperimentState.CANCELLED)
-    assert bool(_listed(experiment_view(row)).reason) is not says_all
+    monkeypatch.setattr(local_experiment, "local_experiments", lambda *_: [experiment_view(row)])
+    assert ("why it is so" in CliRunner().invoke(cli.app, ["ps"]).stdout) is not says_all
     assert (f"{state}: why it is so" in headline(experiment_view(row))) is not says_all
 
 

@@ -217,7 +217,8 @@ def test_a_look_for_the_holder_takes_nothing(machine: FakeGpus, tmp_path: Path) 
     taken = take(gpu, "ended", tmp_path)
     assert taken is not None
     taken.close()
-    with open(gpus._lock_of(gpu)) as looker:
+    (lock,) = gpus.machine_folder().glob("gpus/*.lock")
+    with open(lock) as looker:
         assert try_lock(looker, SHARED)
         assert holder(gpu) is None
 
