@@ -225,10 +225,9 @@ def _from_body(service: str, shape: _Shape, body: bytes) -> Params:
     if _protocol(service) == "rest-json":
         params: Params = _from_json(shape, json.loads(body or b"{}"))
         return params
-    if payload is None or not body:
-        return {payload: body} if payload else {}
-    member = shape.members[payload]
-    return {payload: body if member.type_name == "blob" else _from_xml(member, ElementTree.fromstring(body))}
+    if payload is not None and shape.members[payload].type_name == "blob":
+        return {payload: body}
+    return {payload: _from_xml(shape.members[payload], ElementTree.fromstring(body))} if payload and body else {}
 
 
 def _from_xml(shape: _Shape, node: ElementTree.Element) -> Any:
