@@ -83,7 +83,7 @@ class Seeds(dict[int, int]):
         self._seed = experiment.get("search", {}).get("sampler", {}).get("seed", 0)
 
     def __missing__(self, trial: int) -> int:
-        return trial_seed(self._seed, trial) if self else 0
+        return trial_seed(self._seed, trial)
 
 
 def known_results(

@@ -21,7 +21,7 @@ from rubberband.executor.training.distributed import is_distributed
 from rubberband.executor.training.entrypoint import Code, Entrypoint
 from rubberband.executor.training.failures import one_line
 from rubberband.executor.training.runner import check_device, expect, unpack, unpickled
-from rubberband.executor.training.sampler import reseed, reseed_data
+from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.torch_trial import TorchTrial, override_of
 from rubberband.executor.training.trial import TrainFunction, Trial, TrialContext
 from rubberband.files import make_directories
@@ -168,13 +168,13 @@ def _torch(found: TrialResult, target: type[TorchTrial], path: Path, device: str
         raise _unlike(target, error) from error
     trial.config, trial.model = found.configuration, model.eval()
     for method in ("train_dataset", "eval_dataset"):
-        vars(trial)[method] = partial(_dataset, trial, method, content["seed"], content.get("data_seed"))
+        vars(trial)[method] = partial(_dataset, trial, method, content["data_seed"])
     return trial
 
 
-def _dataset(trial: TorchTrial, method: str, seed: int, data_seed: int | None, *args: Any, **kwargs: Any) -> Any:
+def _dataset(trial: TorchTrial, method: str, data_seed: int, *args: Any, **kwargs: Any) -> Any:
     """Make a dataset as the trained trial did."""
-    reseed_data(seed, data_seed)
+    reseed("data", data_seed)
     return getattr(type(trial), method)(trial, *args, **kwargs)
 
 

@@ -66,7 +66,6 @@ from rubberband.executor.training.sampler import (
     GlobalBatchSampler,
     SharePolicy,
     reseed,
-    reseed_data,
 )
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.step import OwnStep, Step, TrainStep, check_own_step
@@ -115,7 +114,7 @@ class TorchRunner(Runner):
     def _build_data(self) -> None:
         segment, trial = self._segment, self.trial
         collate = None if getattr(trial.collate, "__func__", None) is TorchTrial.collate else trial.collate
-        reseed_data(segment.seed, segment.data_seed)
+        reseed("data", segment.data_seed)  # the same data for all trials
         dataset = trial.train_dataset(segment.config)
         settings = LoaderSettings(
             num_workers=trial.num_workers,

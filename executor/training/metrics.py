@@ -24,7 +24,7 @@ from rubberband.executor.training.failures import is_out_of_memory, refused, rel
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.loading import Part
 from rubberband.executor.training.runner import to_float
-from rubberband.executor.training.sampler import Indices, reseed, reseed_data
+from rubberband.executor.training.sampler import Indices, reseed
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import Mean, TorchTrial, override_of
 from rubberband.units import counted
@@ -314,7 +314,7 @@ class Evaluation:
         segment = self._segment
         if not self.on_all_ranks and segment.rank > 0:
             return
-        reseed_data(segment.seed, segment.data_seed)
+        reseed("data", segment.data_seed)
         dataset = self._trial.eval_dataset(segment.config)
         if dataset is not None:
             rank, num_workers = (segment.rank, segment.num_workers) if self.on_all_ranks else (0, 1)

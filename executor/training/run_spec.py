@@ -39,8 +39,8 @@ class RunSpec:
     """By trial; empty in the header where a sampler that learns draws them."""
     seeds: Sequence[int]
     """By trial."""
-    data_seed: int | None = None
-    """Seed of what makes data, for all trials; None: an earlier version began the run, with one of each trial."""
+    data_seed: int
+    """Seed of what makes data, for all trials."""
     entrypoint: Entrypoint | None
     """None for a virtual run."""
     checkpoints: str
@@ -104,8 +104,7 @@ class RunSpec:
         """Return the seed of a trial, also of one that is added while the job runs."""
         if trial < len(self.seeds):
             return self.seeds[trial]
-        # A header without seeds is of an earlier version, whose trials all had 0.
-        return trial_seed(self.experiment.search.sampler.seed, trial) if self.seeds else 0
+        return trial_seed(self.experiment.search.sampler.seed, trial)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values, for the journal's header."""

@@ -47,17 +47,6 @@ def reseed(stream: Stream, seed: int, *place: int) -> None:
         torch.manual_seed(int(words[2]))
 
 
-def reseed_data(seed: int, data_seed: int | None) -> None:
-    """Set them for what makes data: by the experiment's seed, so that all trials have the same.
-
-    None: the run was begun by an earlier version, and keeps the data that follow from the trial's `seed`.
-    """
-    if data_seed is None:
-        reseed("setup", seed)
-    else:
-        reseed("data", data_seed)
-
-
 Indices = NDArray[np.int64]
 
 

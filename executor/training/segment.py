@@ -26,9 +26,8 @@ class Segment:
     config: Mapping[str, Any]
     seed: int
     """Seed of the trial, for initial weights, data order, and the random state of every iteration."""
-    data_seed: int | None = None
-    """Seed of the experiment, for what makes data, the same in all trials; None: a run of an earlier version, whose
-    trials made it by their own seeds."""
+    data_seed: int
+    """Seed of the experiment, for what makes data, the same in all trials."""
     metric: str
     """The metric that every report must carry, finite."""
     rank: int

@@ -153,6 +153,7 @@ def ours(kind: type[ImagesTrial], config: Mapping[str, Any], device: Any, iterat
         attempt=1,
         config=config,
         seed=0,
+        data_seed=0,
         metric="train_loss",
         rank=0,
         num_workers=1,

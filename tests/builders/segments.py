@@ -23,6 +23,7 @@ SEGMENT = Segment(
     attempt=1,
     config={},
     seed=11,
+    data_seed=11,
     metric="loss",
     rank=0,
     num_workers=1,

@@ -38,6 +38,7 @@ def run_spec(
         experiment=experiment,
         configurations=configurations,
         seeds=list(range(len(configurations))),
+        data_seed=0,
         entrypoint=entrypoint,
         checkpoints=checkpoints,
         code=code,

@@ -165,7 +165,7 @@ def test_fp16_with_a_worker_without_samples_changes_little(workers):
 @pytest.mark.parametrize("shares", [[12, 4], [0, 16]], ids=str)
 def test_running_statistics_are_those_of_all_samples(workers, shares):
     normed, segment = trial("balance_trials:Normed"), replace(SEGMENT, until_iterations=1)
-    reseed("setup", segment.seed)
+    reseed("data", segment.data_seed)
     inputs = normed.load()().train_dataset({}).tensors[0]
     seen = inputs[GlobalBatchSampler(len(inputs), segment.seed).next_batch([48]).indices]
     for _, got, _, _ in run_gang(workers, normed, segment, [shares]):
@@ -289,7 +289,7 @@ def test_parts_are_evaluated_with_the_statistics_of_the_checkpoint(workers, stor
     own = summing.load()()
     module = own.build_model({})
     module.load_state_dict(content(store, found)["model"])
-    reseed("setup", segment.seed)
+    reseed("data", segment.data_seed)
     data = own.eval_dataset({})
     loader = EvalLoader(data, partial(Feed, device=torch.device("cpu"), collate=None, seed=0), batch_size=4)
     with torch.no_grad():
