@@ -184,17 +184,15 @@ def make_store(url: str) -> CheckpointStore:
 def reopen_store(url: str, mark: str, known: Sequence[CheckpointRef], run: str = "") -> CheckpointStore:
     """Return the store that was made at `url` with `mark`; nothing is made in its place.
 
-    It is recognised by its mark, or by any of the `known` checkpoints: it may have been restored without its mark, and
-    stores of earlier versions have none (`mark` is empty). Raises StoreAwayError if it is not there or cannot be
-    written, InputError for an invalid URL.
+    It is recognised by its mark, or by any of the `known` checkpoints: it may have been restored without its mark.
+    Raises StoreAwayError if it is not there or cannot be written, InputError for an invalid URL.
     """
     store = _store_at(url)
     found = store.read_mark()
-    is_it = found == mark if mark else not known
-    if not is_it and not any(store.holds(ref) for ref in known):
+    if found != mark and not any(store.holds(ref) for ref in known):
         raise _other(store.url, mark, found, "none of the experiment's checkpoints" if known else "")
     if not found:
-        store.write_mark(mark or uuid.uuid4().hex)
+        store.write_mark(mark)
         found = store.read_mark()
     store = replace(store, mark=found, run=run)
     probe(store, size_bytes=max((ref.size_bytes for ref in known), default=0))
@@ -225,9 +223,9 @@ def probe(store: CheckpointStore, trial: int = 0, size_bytes: int = 0) -> None:
 def _other(url: str, mark: str, found: str, lacking: str) -> StoreAwayError:
     seen = f"the mark {found[:8]}…" if found else f"no file {MARK}"
     seen = f"{seen} and {lacking}" if lacking else seen
-    wanted = f"the mark {mark[:8]}…" if mark else "its checkpoints"
     return StoreAwayError(
-        f"the checkpoint store {url} is not the original one: expected {wanted}, found {seen}; mount or restore it"
+        f"the checkpoint store {url} is not the original one: expected the mark {mark[:8]}…, found {seen}; mount or "
+        "restore it"
     )
 
 

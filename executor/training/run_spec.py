@@ -24,10 +24,6 @@ from rubberband.units import shown
 from rubberband.values.kinds import KINDS, ProviderKind
 from rubberband.values.plan import Spent, total_iterations
 
-_OF_THE_EXPERIMENT = ("provider", "lease_s", "log_limit_bytes", "batch", "balance", "training")
-"""Keys of a header that follow from its experiment. Earlier versions wrote all of them; `provider` is still there, for
-those that read a header without its experiment."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
@@ -46,11 +42,11 @@ class RunSpec:
     checkpoints: str
     """URL of the checkpoint store."""
     store_mark: str = ""
-    """Mark of the checkpoint store; empty: an earlier version did not mark it."""
-    run: str = ""
+    """Mark of the checkpoint store; empty until it is made."""
+    run: str
     """Made once for each experiment, so that another one of the same name is not taken for this one in the cloud."""
-    code: Mapping[str, str] | None = None
-    """Path -> digest of the user's files that trials are made of; None: an earlier version did not note them."""
+    code: Mapping[str, str] | None
+    """Path -> digest of the user's files that trials are made of; None for a virtual run."""
     profiling_s: float = 0.0
     profiling_cost_usd: float = 0.0
 
@@ -119,7 +115,7 @@ class RunSpec:
             }
         return {field.name: getattr(self, field.name) for field in fields(self)} | {
             "experiment": self.experiment.to_words(),
-            "provider": self.experiment.resources.provider,
+            "provider": self.experiment.resources.provider,  # for those that read a header without its experiment
             "entrypoint": entrypoint,
         }
 
@@ -129,7 +125,7 @@ class RunSpec:
         if plain["provider"] not in KINDS:
             name = shown(plain["provider"])
             raise JournalError(f"resources.provider: {name} cannot be used here; install the package that brings it")
-        given = {key: value for key, value in plain.items() if key not in _OF_THE_EXPERIMENT}
+        given = {key: value for key, value in plain.items() if key != "provider"}
         try:
             experiment = Experiment.kept(plain["experiment"])
             return cls(

@@ -41,6 +41,7 @@ def run_spec(
         data_seed=0,
         entrypoint=entrypoint,
         checkpoints=checkpoints,
+        run="",
         code=code,
     )
 
