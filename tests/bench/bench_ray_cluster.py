@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -164,15 +164,8 @@ def main() -> None:
     if asked.table:
         print(table([Run(**json.loads(line)) for line in asked.table.read_text().splitlines()]))
         return
-    runs = []
     with cluster() as address:
-        for turn in range(1, asked.runs + 1):
-            for contender in asked.only or TITLES:
-                print(f"run {turn} of {asked.runs}: {contender}", file=sys.stderr, flush=True)
-                runs.append(run(contender, address, asked.limit))
-                if asked.keep:
-                    with open(asked.keep, "a") as file:
-                        file.write(json.dumps(asdict(runs[-1])) + "\n")
+        runs = list(bench_ray_tune.in_turn(asked, TITLES, lambda contender: run(contender, address, asked.limit)))
     print(table(runs))
 
 

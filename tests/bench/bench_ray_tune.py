@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -262,20 +262,27 @@ def arguments(description: str | None, titles: Iterable[str]) -> argparse.Argume
     return parser
 
 
+def in_turn(asked: argparse.Namespace, titles: Iterable[str], run: Callable[[str], Any]) -> Iterator[Any]:
+    """Run each contender that is asked for, as often as that is asked for, and keep what it took."""
+    for turn in range(1, asked.runs + 1):
+        for contender in asked.only or titles:
+            print(f"run {turn} of {asked.runs}: {contender}", file=sys.stderr, flush=True)
+            ran = run(contender)
+            if asked.keep:
+                with open(asked.keep, "a") as file:
+                    file.write(json.dumps(asdict(ran)) + "\n")
+            yield ran
+
+
 def main() -> None:
     parser = arguments(__doc__, TITLES)
     parser.add_argument("-o", choices=["text", "json"], default="text", help="what to print")
     asked = parser.parse_args()
-    runs = kept(asked.table) if asked.table else []
-    if not asked.table:
+    if asked.table:
+        runs = kept(asked.table)
+    else:
         _, job = planned()
-        for turn in range(1, asked.runs + 1):
-            for contender in asked.only or TITLES:
-                print(f"run {turn} of {asked.runs}: {contender}", file=sys.stderr, flush=True)
-                runs.append(run(contender, job, asked.limit))
-                if asked.keep:
-                    with open(asked.keep, "a") as file:
-                        file.write(json.dumps(asdict(runs[-1])) + "\n")
+        runs = list(in_turn(asked, TITLES, lambda contender: run(contender, job, asked.limit)))
     if asked.o == "json":
         print(json.dumps([asdict(each) for each in runs], indent=2))
     else:

@@ -24,7 +24,6 @@ from tests.builders import trials
 from tests.builders.sessions import run_spec
 from tests.builders.waiting import eventually
 
-"""The folder of `ray_trials`."""
 PATIENCE_S = 180.0
 """How long Ray, or anything, may take to do what is waited for: it ends a test that waits in vain."""
 E = TypeVar("E", bound=Event)

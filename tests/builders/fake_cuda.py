@@ -37,10 +37,6 @@ class FakeCuda:
     def clock(self) -> float:
         return self.now
 
-    def own_clock(self) -> float:
-        """Return the host's time without that in the queue, as `own_time` does."""
-        return self.now - self.queued_s
-
     def compute(self, seconds: float) -> None:
         """Let the host compute for `seconds`; it takes longer where others want its CPU."""
         self._pass(seconds * (1 + self.others))
@@ -107,10 +103,6 @@ class Stream:
 
     def wait_event(self, event: Event) -> None:
         self.busy_until = max(self.busy_until, event.passed_at)
-
-    def wait_stream(self, stream: Stream) -> None:
-        """Let later kernels wait for all that another stream has now."""
-        self.wait_event(stream.record_event())
 
 
 class Event:

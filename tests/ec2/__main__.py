@@ -24,7 +24,6 @@ from tests.ec2.core import FakeAws
 from tests.ec2.fake_cloud import fake_cloud
 from tests.ec2.faults import FakeCall, Fault
 from tests.ec2.instance import Instance
-from tests.ec2.principals import BUCKET
 
 _CAPACITY = re.compile(
     r"(?P<type>[^:=]+)(:(?!spot=|on-demand=)(?P<zone>[^:=]+))?(:(?P<market>spot|on-demand))?=(?P<instances>\d+)"
@@ -47,13 +46,9 @@ def main(
             show_default=False,
         ),
     ] = None,
-    region: Annotated[str, typer.Option(metavar="REGION", help="The only region that there is.")] = "us-east-1",
     pending_s: Annotated[
         float, typer.Option("--pending", metavar="S", min=0, help="From a launch to running, where billing begins.")
     ] = 2.0,
-    boot_s: Annotated[
-        float, typer.Option("--boot-delay", metavar="S", min=0, help="From running to the start of the boot script.")
-    ] = 0.0,
     invisible_s: Annotated[
         float,
         typer.Option(
@@ -98,7 +93,6 @@ def main(
             "--admin", help="COMMAND runs with an administrator's keys outside the VPC, as for `rubberband cloud up`."
         ),
     ] = False,
-    bucket: Annotated[str, typer.Option(metavar="NAME", help="The S3 bucket that exists.")] = BUCKET,
 ) -> None:
     """Run COMMAND against an EC2 that is not Amazon's: nothing is rented, and no account is needed.
 
@@ -114,7 +108,6 @@ def main(
     """
     fake = FakeAws(
         time.time,
-        region=region,
         seed=seed,
         pending_s=pending_s,
         shutting_down_s=1.0,
@@ -125,7 +118,7 @@ def main(
     if faults:
         fake.fault = _random_faults(random.Random(seed), faults)
     where = _made(directory)
-    with fake_cloud(where, fake=fake, boot_s=boot_s, bucket=bucket) as running:
+    with fake_cloud(where, fake=fake) as running:
         with _interruptions(fake, interrupt_every_s, notice_s or None, random.Random(seed)):
             code = _run(command, running.outside() if administrator else running.environment)
         left = fake.living
@@ -210,13 +203,7 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
 
 def _bill_text(bill: Bill) -> str:
     lines = [_line(line) for line in bill.lines]
-    kinds = {
-        "volume": "volumes",
-        "address": "public IPv4 addresses",
-        "nat": "NAT gateway",
-        "software": "software of images",
-        "dedicated": "dedicated hardware",
-    }
+    kinds = {"volume": "volumes", "address": "public IPv4 addresses", "nat": "NAT gateway"}
     lines += [f"{name}: {format_usd(bill.side_usd(kind))}" for kind, name in kinds.items() if bill.side_usd(kind)]
     return "\n".join([*lines, f"the bill: {format_usd(bill.total_usd)} for {len(bill.lines)} instances"])
 

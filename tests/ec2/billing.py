@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,7 +37,7 @@ class BillLine:
     """Its place among the instances of one request, which have the same tags."""
 
 
-SideKind = Literal["volume", "address", "nat", "software", "dedicated"]
+SideKind = Literal["volume", "address", "nat"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,37 +67,21 @@ class Bill:
         return self.rent_usd + sum(line.cost_usd for line in self.beside)
 
     def side_usd(self, line: str) -> float:
-        """The sum of what is charged for volumes, addresses, NAT, software or dedicated hardware."""
+        """The sum of what is charged for volumes, addresses or NAT."""
         return sum(one.cost_usd for one in self.beside if one.line == line)
 
 
-def billed(instances: Iterable[Instance], now: float, spot: SpotMarket, *, dedicated_usd_per_hour: float = 2.0) -> Bill:
+def billed(known: Sequence[Instance], now: float, spot: SpotMarket) -> Bill:
     """The bill at `now`: from running until shutting-down, to the second and a minute at the least; on the spot market
     each hour since running at the price of its beginning, whatever it was at purchase.
 
     A spot instance that EC2 interrupts in its first hour is free; whoever ends one pays for its seconds, and so does
     everybody after that hour (EC2 User Guide, "Billing for interrupted Spot Instances", Linux but SUSE).
     """
-    known = list(instances)
     return Bill(
         lines=tuple(_line(one, now, spot) for one in known if _ran(one, now)),
-        beside=(
-            *(side for one in known for side in _beside(one, now)),
-            *_region_fee(known, now, dedicated_usd_per_hour),
-        ),
+        beside=tuple(side for one in known for side in _beside(one, now)),
     )
-
-
-def _region_fee(known: Iterable[Instance], now: float, usd_per_hour: float) -> Iterator[SideLine]:
-    """Each hour in which any instance on dedicated hardware runs costs once for the region."""
-    hours = {
-        hour
-        for one in known
-        if one.tenancy != "default" and _ran(one, now)
-        for hour in range(int(one.running_at // HOUR_S), math.ceil(_until(one, now) / HOUR_S))
-    }
-    if hours:
-        yield SideLine(instance_id="", line="dedicated", cost_usd=len(hours) * usd_per_hour, tags={})
 
 
 def _beside(instance: Instance, now: float) -> Iterator[SideLine]:
@@ -114,7 +98,6 @@ def _beside(instance: Instance, now: float) -> Iterator[SideLine]:
         "volume": volume_hours * volumes_usd_per_month / 720.0,
         "address": hours * ADDRESS_USD_PER_HOUR if instance.public_address else 0.0,
         "nat": instance.nat_gb * NAT_USD_PER_GB if _ran(instance, now) else 0.0,
-        "software": _billed_s(instance, now) / HOUR_S * instance.software_usd_per_hour if _ran(instance, now) else 0.0,
     }
     for line, cost_usd in amounts_usd.items():
         if cost_usd:

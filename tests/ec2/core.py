@@ -130,9 +130,7 @@ class FakeAws:
     def bill(self) -> Bill:
         """What everything has cost until now; what runs is billed until now."""
         self.tick()
-        world = self.world
-        known = [*world.earlier, *world.instances.values()]
-        return billed(known, self.clock(), world.spot, dedicated_usd_per_hour=world.dedicated_usd_per_hour)
+        return billed([*self.world.earlier, *self.world.instances.values()], self.clock(), self.world.spot)
 
     def set_capacity(
         self,

@@ -41,19 +41,16 @@ class FakeCloud:
 
 
 @contextlib.contextmanager
-def fake_cloud(
-    directory: Path, *, fake: FakeAws | None = None, boot_s: float = 0.0, bucket: str = BUCKET
-) -> Iterator[FakeCloud]:
-    """AWS with its machines and its S3 (of which `bucket` exists) under `directory`, an absolute path, until the block
-    ends.
+def fake_cloud(directory: Path, *, fake: FakeAws | None = None, boot_s: float = 0.0) -> Iterator[FakeCloud]:
+    """AWS with its machines and its S3, which has BUCKET, under `directory`, an absolute path, until the block ends.
 
     `fake` must be on the real clock; by default, one whose instances run at once. `boot_s`: from running to the start
     of UserData. At the end every machine is ended, and what it cost stays in `fake.bill()`.
     """
     fake = fake or FakeAws(time.time, pending_s=0.0, shutting_down_s=0.0)
     with FakeServer(fake, directory / "s3") as server:
-        fake.world.buckets[bucket] = fake.world.new_bucket(bucket)
-        remember(directory / "home", Remembered(bucket=bucket, region=fake.region))
+        fake.world.buckets[BUCKET] = fake.world.new_bucket(BUCKET)
+        remember(directory / "home", Remembered(bucket=BUCKET, region=fake.region))
         machines = Machines(
             fake,
             directory / "machines",

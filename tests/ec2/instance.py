@@ -53,7 +53,6 @@ class Instance:
     zone: str
     subnet_id: str
     vpc_id: str
-    private_ip: str
     market: Market
     price_usd_per_hour: float
     """At purchase."""
@@ -82,7 +81,6 @@ class Instance:
     further_iops: int = 0
     """Of its volumes, above those in the price of gp3."""
     tenancy: Literal["default", "dedicated"] = "default"
-    software_usd_per_hour: float = 0.0
     """What its image costs, beside the rent."""
     public_address: bool = False
     """An instance of several interfaces gets none, whatever its subnet says."""
@@ -222,7 +220,7 @@ class Instance:
             message = f"{self.state_reason}: {REASONS.get(self.state_reason, 'ended')}"
             described["StateReason"] = {"Code": self.state_reason, "Message": message}
         if self.state(now) != "terminated":
-            described |= {"SubnetId": self.subnet_id, "VpcId": self.vpc_id, "PrivateIpAddress": self.private_ip}
+            described |= {"SubnetId": self.subnet_id, "VpcId": self.vpc_id}
 
     def _transition(self) -> str:
         if self.ended_at is None:

@@ -166,7 +166,6 @@ def _instance(request: Request, order: Order, reservation_id: str, index: int) -
         zone=order.subnet.zone,
         subnet_id=order.subnet.subnet_id,
         vpc_id=order.subnet.vpc_id,
-        private_ip=world.new_address(order.subnet),
         market="spot" if spot else "on-demand",
         price_usd_per_hour=_price_usd(world, order, spot, now),
         client_token=request.params.get("ClientToken", ""),
@@ -188,7 +187,6 @@ def _instance(request: Request, order: Order, reservation_id: str, index: int) -
         further_gb=order.image.volume_gb * len(order.image.lasting_disks),
         further_iops=order.further_iops,
         tenancy=world.vpcs[order.subnet.vpc_id].tenancy,
-        software_usd_per_hour=_software_usd(world, order),
         public_address=public,
         nat_gb=0.0 if public else world.downloads_gb,
         fabric=tuple(one.get("NetworkCardIndex", 0) for one in order.interfaces if "efa" in one["InterfaceType"]),
@@ -202,11 +200,4 @@ def _instance(request: Request, order: Order, reservation_id: str, index: int) -
 def _price_usd(world: World, order: Order, spot: bool, now: float) -> float:
     if spot:
         return world.spot.price_usd(order.machine, order.subnet.zone, now)
-    factor = world.dedicated_factor if world.vpcs[order.subnet.vpc_id].tenancy == "dedicated" else 1.0
-    factor *= 1.0 if order.subnet.zone[:-1] == world.region else world.local_zone_factor
-    return order.machine.price_usd_per_hour * factor
-
-
-def _software_usd(world: World, order: Order) -> float:
-    charged = order.image.usage != "RunInstances" or order.image.product_codes
-    return world.software_usd_per_hour if charged else 0.0
+    return order.machine.price_usd_per_hour

@@ -21,44 +21,32 @@ _LIFE_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
-    """A spot interruption that was announced. Instants are seconds on the fake's clock."""
-
-    given_at: float
-    ends_at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     instance_id: str
-    instance_type: str
-    image_id: str
     address: str
     """Its private IPv4 address."""
     zone: str
     vpc_id: str
     subnet_id: str
     security_groups: tuple[str, ...]
-    spot: bool
     role: str | None
     """Of its instance profile; None: it has no credentials."""
     access_key: str
     """What its role's credentials are known by."""
-    user_data: str
     launch_index: int = 0
     """Its place among the instances of one request."""
 
 
 class Metadata:
-    """The service. `facts`: of a machine by its id, None once it has ended; `notice` likewise."""
+    """The service. `facts`: of a machine by its id, None once it has ended; `reclaim_at`: an announced end."""
 
     def __init__(
         self,
         clock: Callable[[], float],
         facts: Callable[[str], Facts | None],
-        notice: Callable[[str], Notice | None],
+        reclaim_at: Callable[[str], float | None],
     ) -> None:
-        self._clock, self._facts, self._notice = clock, facts, notice
+        self._clock, self._facts, self._reclaim_at = clock, facts, reclaim_at
         self._tokens: dict[str, tuple[str, float]] = {}
 
     def handle(self, machine: str, method: str, path: str, headers: Mapping[str, str]) -> Response:
@@ -73,7 +61,7 @@ class Metadata:
             return _plain(405, "method not allowed")
         if not self._may_read(machine, headers.get(_TOKEN_HEADER)):
             return _plain(401, "unauthorized: this machine wants IMDSv2; get a token first")
-        return _found(self._entries(facts, self._notice(machine)), rest)
+        return _found(self._entries(facts, self._reclaim_at(machine)), rest)
 
     def _new_token(self, machine: str, life_s: str | None) -> Response:
         if life_s is None or not life_s.isdigit() or not 1 <= int(life_s) <= _LONGEST_TOKEN_S:
@@ -86,38 +74,26 @@ class Metadata:
         owner, until = self._tokens.get(token or "", ("", 0.0))
         return owner == machine and self._clock() < until
 
-    def _entries(self, facts: Facts, notice: Notice | None) -> dict[str, str]:
+    def _entries(self, facts: Facts, reclaim_at: float | None) -> dict[str, str]:
         mac = _mac(facts.instance_id)
         region = facts.zone[:-1]
         interface = f"meta-data/network/interfaces/macs/{mac}"
-        identity = {"instanceId": facts.instance_id, "region": region, "availabilityZone": facts.zone}
         entries = {
-            "dynamic/instance-identity/document": json.dumps(identity),
-            "meta-data/ami-id": facts.image_id,
             "meta-data/ami-launch-index": str(facts.launch_index),
             "meta-data/instance-id": facts.instance_id,
-            "meta-data/instance-life-cycle": "spot" if facts.spot else "on-demand",
-            "meta-data/instance-type": facts.instance_type,
             "meta-data/local-ipv4": facts.address,
             "meta-data/mac": mac,
             "meta-data/placement/availability-zone": facts.zone,
             "meta-data/placement/region": region,
-            "meta-data/services/domain": "amazonaws.com",
-            f"{interface}/local-ipv4s": facts.address,
             f"{interface}/security-group-ids": "\n".join(facts.security_groups),
             f"{interface}/subnet-id": facts.subnet_id,
             f"{interface}/vpc-id": facts.vpc_id,
         }
-        if facts.user_data:
-            entries["user-data"] = facts.user_data
         if facts.role is not None:
             entries[f"meta-data/iam/security-credentials/{facts.role}"] = self._credentials(facts.access_key)
-        if notice is not None:
-            action = {"action": "terminate", "time": _iso8601(notice.ends_at)}
+        if reclaim_at is not None:
+            action = {"action": "terminate", "time": _iso8601(reclaim_at)}
             entries["meta-data/spot/instance-action"] = json.dumps(action)
-            entries["meta-data/spot/termination-time"] = _iso8601(notice.ends_at)
-            recommendation = {"noticeTime": _iso8601(notice.given_at)}
-            entries["meta-data/events/recommendations/rebalance"] = json.dumps(recommendation)
         return entries
 
     def _credentials(self, access_key: str) -> str:

@@ -19,7 +19,7 @@ from tests.ec2.client import REGIONAL
 from tests.ec2.core import FakeAws
 from tests.ec2.faults import FakeDisconnect, FakeError
 from tests.ec2.instance import Instance
-from tests.ec2.metadata import Facts, Metadata, Notice
+from tests.ec2.metadata import Facts, Metadata
 from tests.ec2.principals import BUCKET, PRINCIPALS, arn_of
 from tests.ec2.world import REGIONS
 
@@ -58,7 +58,7 @@ class FakeServer:
         self.refuses: Callable[[str], FakeError | None] = lambda service: None
         """What a service answers to every request, such as to credentials that have expired."""
         self._address = address
-        self._metadata = Metadata(fake.clock, self._facts, self._notice)
+        self._metadata = Metadata(fake.clock, self._facts, self._reclaim_at)
         self._http = _Http((_ADDRESS, 0), _handler(self))
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), name="fake AWS", daemon=True)
 
@@ -143,17 +143,13 @@ class FakeServer:
         role = None if instance.profile is None else self.fake.world.profiles[instance.profile]
         return Facts(
             instance_id=instance.instance_id,
-            instance_type=instance.machine_type.name,
-            image_id=instance.image_id,
             address=self._address,
             zone=instance.zone,
             vpc_id=instance.vpc_id,
             subnet_id=instance.subnet_id,
             security_groups=tuple(group for group, _ in instance.groups),
-            spot=instance.market == "spot",
             role=role,
             access_key=access_key("worker" if role is not None and "worker" in role else DRIVER),
-            user_data=instance.user_data,
             launch_index=instance.launch_index,
         )
 
@@ -165,17 +161,13 @@ class FakeServer:
         groups = tuple(one.group_id for one in world.groups.values() if one.vpc_id == vpc_id)
         return Facts(
             instance_id=instance_id,
-            instance_type="m5.large",
-            image_id=next(iter(world.images), "ami-00000000"),
             address=self._address,
             zone=subnet.zone,
             vpc_id=vpc_id,
             subnet_id=subnet.subnet_id,
             security_groups=groups[:1],
-            spot=False,
             role=role,
             access_key=access_key(DRIVER),
-            user_data="",
         )
 
     def _running(self, machine: str) -> Instance | None:
@@ -183,11 +175,10 @@ class FakeServer:
         instance = self.fake.world.instances.get(machine)
         return instance if instance is not None and instance.state(self.fake.clock()) == "running" else None
 
-    def _notice(self, machine: str) -> Notice | None:
+    def _reclaim_at(self, machine: str) -> float | None:
+        """When a spot instance is taken away, once that was announced."""
         instance = self.fake.world.instances.get(machine)
-        if instance is None or instance.notice_at is None or instance.reclaim_at is None:
-            return None
-        return Notice(given_at=instance.notice_at, ends_at=instance.reclaim_at)
+        return None if instance is None or instance.notice_at is None else instance.reclaim_at
 
 
 class Request:

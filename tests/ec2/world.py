@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tests.ec2.instance import INSTANCE_INITIATED, Behavior, Instance, Market
@@ -58,9 +57,9 @@ class Image:
     iops: int = 3000
     """Of each of its volumes, unless it is launched with others; those above 3,000 are charged."""
     usage: str = "RunInstances"
-    """UsageOperation: another one than Linux's is charged `software_usd_per_hour`."""
+    """UsageOperation: another one than Linux's is charged beside the rent."""
     product_codes: tuple[str, ...] = ()
-    """Of AWS Marketplace; charged `software_usd_per_hour` as well."""
+    """Of AWS Marketplace; charged as well."""
     snapshot_id: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
     created_at: float = 1_767_571_200.0
@@ -225,12 +224,6 @@ class World:
         self.visible_after_s: Delay = 0.0
         self.boot_s: Delay = 0.0
         self.ignores_spot = False
-        self.software_usd_per_hour = 0.10
-        """What images with a charge of their own cost, beside the rent."""
-        self.dedicated_usd_per_hour = 2.0
-        """What a region costs while any instance of a dedicated VPC runs in it."""
-        self.dedicated_factor, self.local_zone_factor = 1.05, 1.2
-        """By how much instances of such a VPC, or in a Local Zone, cost more."""
         self.free_plan = False
         """Whether the account is on the Free plan, which may launch a few small types."""
         self.downloads_gb = 4.0
@@ -292,7 +285,6 @@ class World:
         """From UserData to its lease and lifetime, in seconds: instances then power themselves off."""
         self._living: dict[str, Instance] = {}
         self._changes: list[tuple[str, Instance]] = []
-        self._addresses = 0
         self._add_vpc("172.31", default=True)
 
     def new_id(self, prefix: str) -> str:
@@ -417,11 +409,6 @@ class World:
     def add_vpc(self, prefix: str = "10.0") -> str:
         """Another VPC, not the default one, with a subnet in each zone and its default security group; its id."""
         return self._add_vpc(prefix, default=False)
-
-    def new_address(self, subnet: Subnet) -> str:
-        """A private address in the subnet, another one each time."""
-        self._addresses += 1
-        return str(ip_network(subnet.cidr)[10 + self._addresses % 4000])
 
     def _add_vpc(self, prefix: str, *, default: bool) -> str:
         vpc_id = self.new_id("vpc")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 import yaml
 
 from tests.builders.ec2_runs import FEW, ON_EC2, Ec2CommandLine, ec2, words
+from tests.builders.terminal import on_terminal
 from tests.ec2.principals import BUCKET
 
 pytestmark = pytest.mark.timeout(120)
@@ -33,32 +30,6 @@ def _nothing_is_rented(driver: Ec2CommandLine) -> Iterator[None]:
     yield
     assert not [call for call in driver.aws.fake.calls if call.operation == "RunInstances" and call.took_effect]
     assert not driver.aws.fake.instances
-
-
-def on_terminal(driver: Ec2CommandLine, answer: str, *arguments: str) -> tuple[int, str]:
-    """Run a command on a terminal of its own, and return its exit code and all that it showed."""
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-m", "rubberband.cli", *arguments],
-        cwd=driver.folder,
-        env=driver.environment,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    ) as process:
-        os.close(theirs)
-        shown = ""
-        try:
-            while text := os.read(ours, 4096).decode():
-                shown += text
-                if "[Y/n]" in shown and answer:
-                    os.write(ours, f"{answer}\n".encode())
-                    answer = ""
-        except OSError:  # the last process has closed the terminal
-            pass
-    os.close(ours)
-    return process.returncode, " ".join(shown.split())
 
 
 @pytest.mark.long
@@ -84,7 +55,10 @@ def test_nothing_is_rented_without_a_max_cost(driver: Ec2CommandLine) -> None:
     ],
 )
 def test_no_on_a_terminal_rents_nothing(driver: Ec2CommandLine, command: tuple[str, ...], question: str) -> None:
-    code, shown = on_terminal(driver, "n", *command)
+    with on_terminal(*command, folder=driver.folder, environment=driver.environment) as terminal:
+        terminal.until(r"\[Y/n\]")
+        terminal.type(b"n\n")
+        assert terminal.end() == 130
+    shown = " ".join(terminal.shown.split())
     assert question in shown
     assert "not confirmed; nothing was rented" in shown
-    assert code == 130

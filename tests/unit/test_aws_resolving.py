@@ -1,18 +1,33 @@
-"""From the words of the file to machines that can be launched, in a fake account."""
+"""From the words of the file to machines that can be launched, in a fake account; and what they install."""
 
 from __future__ import annotations
 
+import base64
+import gzip
+import hashlib
+import io
+import subprocess
+import sys
+import zipfile
 from dataclasses import replace
+from email.message import Message
+from importlib.metadata import PackageMetadata, version
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from pydantic import ValidationError
 
+import rubberband
+from rubberband.cloud.aws import installing, s3
 from rubberband.cloud.aws.boot import resolve
 from rubberband.cloud.aws.calls import Machines, NodeStart
+from rubberband.cloud.aws.installing import canonical, constraints, what_to_install
 from rubberband.cloud.aws.joining import fetch_token as fetch_token
 from rubberband.cloud.aws.joining import publish_token, read_token, token_parameter
 from rubberband.cloud.aws.network import delete_groups, ensure_group, own_place
+from rubberband.cloud.aws.s3 import Packages
 from rubberband.errors import InputError
 from rubberband.spec.resources import Aws
 from tests.builders.aws_account import Account
@@ -289,3 +304,289 @@ def test_the_drivers_place_is_what_its_metadata_service_shows() -> None:
     assert (place.address, place.vpc, place.region, place.zone) == ("10.0.0.9", "vpc-1", "eu-west-1", "eu-west-1b")
     assert place.security_groups == ("sg-1", "sg-2")
     assert own_place(lambda _: None) is None
+
+
+# What is installed: the driver's versions, its package as a wheel, and what the file asks for
+
+
+class Package:
+    """An installed package; `source`: its direct_url.json."""
+
+    def __init__(self, name: str | None, version: str | None, source: str | None = None) -> None:
+        self.metadata = cast(PackageMetadata, Message())
+        for key, value in (("Name", name), ("Version", version)):
+            if value is not None:
+                cast(Any, self.metadata)[key] = value
+        self._source = source
+
+    def read_text(self, name: str) -> str | None:
+        return self._source if name == "direct_url.json" else None
+
+
+def of(*packages: Package, install: tuple[str, ...] = ()) -> list[str]:
+    return constraints(install, cast(Any, packages)).splitlines()
+
+
+def test_every_package_is_constrained_to_its_public_version() -> None:
+    found = of(Package("torch", "2.9.0+cpu"), Package("Ray_Tools", "2.60.0"), Package("numpy", "2.3.1"))
+    assert found == ["numpy==2.3.1", "ray-tools==2.60.0", "torch==2.9.0"]
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        Package("mine", "1.0", source='{"url": "file:///home/me/mine", "dir_info": {"editable": true}}'),
+        Package("rubberband-tune", "0.1.0"),
+        Package("pip", "25.0"),
+        Package("nvidia-cublas-cu12", "12.6.4.1"),
+        Package("triton", "3.5.0"),
+        Package("distro-info", "1.1ubuntu0.2"),
+        Package(None, "1.0"),
+        Package("broken", None),
+    ],
+)
+def test_packages_of_no_index_and_those_of_torch_are_left_out(package: Package) -> None:
+    assert of(package, Package("numpy", "2.3.1")) == ["numpy==2.3.1"]
+
+
+def test_the_imported_one_of_two_packages_of_one_name_counts() -> None:
+    assert of(Package("numpy", "2.3.1"), Package("NumPy", "1.26.0")) == ["numpy==2.3.1"]
+
+
+@pytest.mark.parametrize(
+    ("word", "kept"),
+    [
+        ("scikit-learn", True),
+        ("scikit_learn[plots]", True),
+        ("scikit-learn; python_version > '3'", True),
+        ("scikit-learn>1, <2", False),
+        ("Scikit_Learn==1.5", False),
+        ("scikit-learn @ https://example.org/a.whl", False),
+        ("s3://bucket/scikit_learn-1.5-py3-none-any.whl#sha256=0", False),
+        ("https://example.org/other-1.5-py3-none-any.whl", True),
+    ],
+)
+def test_a_version_that_the_file_says_goes_first(word: str, kept: bool) -> None:
+    assert of(Package("scikit-learn", "1.7.0"), install=(word,)) == (["scikit-learn==1.7.0"] if kept else [])
+
+
+def test_names_are_compared_as_an_index_does() -> None:
+    assert canonical("Ruamel.YAML__clib") == "ruamel-yaml-clib"
+
+
+def test_the_drivers_versions_go_to_the_bucket_with_their_digest() -> None:
+    account = Account()
+    asked = what_to_install(Packages(account.session, f"s3://{account.bucket}/c"), Aws())
+    address, _, digest = asked.constraints.partition("#sha256=")
+    content = account.fake.world.buckets[account.bucket][address.removeprefix(f"s3://{account.bucket}/")]
+    assert hashlib.sha256(content).hexdigest() == digest
+    assert f"numpy=={version('numpy')}\n" in content.decode()
+
+
+def test_without_a_bucket_they_are_in_the_boot_script(tmp_path: Path) -> None:
+    words = Aws(index_url="https://packages.example.org/simple/")
+    asked = what_to_install(Packages(Account().session, str(tmp_path)), words)
+    assert gzip.decompress(base64.b64decode(asked.constraints)).decode() == constraints()
+    assert what_to_install(Packages(Account().session, None), Aws(install="none")).constraints == ""
+
+
+def test_packages_that_were_not_written_anew_are_tried_again_at_the_next_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    written, clock = list[float](), SimpleNamespace(now=1e9)
+
+    def put(*_: object, **__: object) -> str:
+        written.append(clock.now)
+        if len(written) == 2:
+            raise InputError("AWS is busy")
+        return "s3://b/packages/c/wheel"
+
+    monkeypatch.setattr(s3.time, "time", lambda: clock.now)
+    monkeypatch.setattr(s3, "put_package", put)
+    packages = Packages(None, "s3://b/c", renewed_at=clock.now)
+    packages.put("wheel", b"1")
+    for clock.now in (1e9 + 86_399.0, *(1e9 + 86_400.0 + 60.0 * turn for turn in range(4)), 1e9 + 2 * 86_400.0 + 60.0):
+        packages.renew()
+    assert written == [1e9, 1e9 + 86_400.0, 1e9 + 86_460.0, 1e9 + 2 * 86_400.0 + 60.0]
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_drivers_wheel_is_put_beside_the_checkpoints_once_and_named_with_its_digest(
+    account: Account, tmp_path: Path
+) -> None:
+    start = NodeStart(instances=("i-001",), head_address="10.0.0.5:6379", gpus=1, lease_s=600, lifetime_s=3600)
+    words = {"checkpoints": f"s3://{account.bucket}/c", "place": account.place, "token_path": tmp_path / "token"}
+    texts = {resolve(account.session, Aws(), "g5.xlarge", **words).user_data(start) for _ in range(2)}
+    assert account.operations().count("PutObject") == 2
+    versions, (key, content) = sorted(account.fake.world.buckets[account.bucket].items())
+    assert versions[0].startswith("packages/c/constraints/")
+    assert key.startswith("packages/c/wheels/rubberband_tune-")
+    address = f"s3://{account.bucket}/{key}#sha256={hashlib.sha256(content).hexdigest()}"
+    assert f"WHEELS=('{address}')" in texts.pop()
+    assert not texts
+
+
+def test_another_file_in_the_place_of_the_wheel_is_replaced(account: Account) -> None:
+    address = installing.upload_wheel(Packages(account.session, f"s3://{account.bucket}/c"))
+    objects = account.fake.world.buckets[account.bucket]
+    (key,) = objects
+    content, objects[key] = objects[key], b"somebody else's"
+    assert installing.upload_wheel(Packages(account.session, f"s3://{account.bucket}/c")) == address
+    assert objects[key] == content
+
+
+@pytest.mark.parametrize(
+    ("install", "adds"),
+    [
+        ("scikit-learn", True),
+        ("my-rubberband-tune==1", True),
+        ("'rubberband-tune @ https://example.org/a.whl'", False),
+        ("s3://bucket/rubberband_tune-0.1.0-py3-none-any.whl", False),
+        ("none", False),
+    ],
+)
+def test_requirements_of_a_trial_are_installed_beside_the_drivers_package(
+    account: Account, install: str, adds: bool
+) -> None:
+    asked = what_to_install(Packages(account.session, f"s3://{account.bucket}/c"), Aws(install=install))
+    assert any("/packages/c/wheels/rubberband_tune-" in one for one in asked.wheels) == adds
+    assert (asked.requirements[1:2] == (install,)) == adds
+
+
+def test_an_index_of_the_users_own_takes_the_place_of_the_wheel(account: Account) -> None:
+    words = Aws(index_url="https://packages.example.org/simple/", install="scikit-learn")
+    asked = what_to_install(Packages(account.session, "/shared"), words)
+    own = f"rubberband-tune[ray,aws]=={installing.public_version()}"
+    assert asked.requirements[:2] == (own, "scikit-learn")
+    assert (asked.index_url, asked.wheels) == (words.index_url, ())
+    assert "PutObject" not in account.operations()
+    other = Aws(index_url=words.index_url, install="rubberband-tune[ray,aws]==9")
+    assert what_to_install(Packages(account.session, None), other).requirements[0] == "rubberband-tune[ray,aws]==9"
+
+
+def test_a_package_that_was_never_installed_has_no_version_to_ask_an_index_for(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installing.rubberband, "__version__", "0+unknown", raising=False)
+    with pytest.raises(InputError, match="was never installed and has no version"):
+        what_to_install(Packages(account.session, None), Aws(index_url="https://packages.example.org/simple/"))
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("http://packages.example.org/simple/", r"write https://HOST/PATH"),
+        ("https://ann:s3cret@packages.example.org/simple/", r"packages\.example\.org has a user name or a password"),
+        ("https://packages.example.org/simple/?token=s3cret", "is no package index"),
+        ("file://elsewhere/simple", "is no package index"),
+        ("https://[packages", "is no URL"),
+    ],
+)
+def test_an_index_that_instances_cannot_be_given_is_refused_without_its_secret(url: str, text: str) -> None:
+    with pytest.raises(ValidationError, match=text) as refused:
+        Aws(index_url=url)
+    assert "s3cret" not in refused.value.errors()[0]["msg"]
+
+
+def test_a_store_that_is_no_bucket_has_no_place_for_the_wheel(account: Account) -> None:
+    with pytest.raises(InputError, match=r"resources\.checkpoints: .*give s3://bucket/prefix, or .*index_url"):
+        resolve(account.session, Aws(), "g5.xlarge", place=account.place, checkpoints="/shared")
+
+
+def test_the_wheel_holds_the_whole_package_and_can_be_imported(tmp_path: Path) -> None:
+    name, content = installing.build_wheel()
+    assert (name, content) == installing.build_wheel()
+    path = tmp_path / name
+    path.write_bytes(content)
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        names = archive.namelist()
+        metadata = archive.read(next(one for one in names if one.endswith("METADATA"))).decode()
+    assert "rubberband/cloud/aws/policies/driver.json" in names
+    assert "rubberband/executor/training/__init__.py" in names
+    assert 'Requires-Dist: boto3>=1.35; extra == "aws"' in metadata
+    code = "import rubberband.cloud.aws.boot as u; print(u.__file__)"
+    shown = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {[str(path), *sys.path]!r}; {code}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    ).stdout
+    assert shown.startswith(str(path))
+
+
+def test_a_wheel_that_needs_something_else_has_another_name(tmp_path: Path) -> None:
+    package = tmp_path / "rubberband"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    project = '[project]\nname = "rubberband-tune"\nrequires-python = ">=3.11"\noptional-dependencies = {}\n'
+    names = []
+    for needs in ('["ray>=2.49"]', '["ray>=2.52"]'):
+        (tmp_path / "pyproject.toml").write_text(f"{project}dependencies = {needs}\n")
+        names.append(installing.build_wheel(package)[0])
+    assert names[0] != names[1]
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The package as an installer lays it out, and puts down in RECORD."""
+    folder = tmp_path / "site-packages"
+    with zipfile.ZipFile(io.BytesIO(installing.build_wheel()[1])) as archive:
+        archive.extractall(folder)
+    monkeypatch.syspath_prepend(folder)
+    return folder / "rubberband"
+
+
+def test_an_installed_package_is_packed_as_the_checkout_that_it_came_from(installed: Path) -> None:
+    (installed / "__pycache__").mkdir()
+    (installed / "__pycache__/cli.cpython-311.pyc").write_bytes(b"compiled")
+    assert installing.build_wheel(installed) == installing.build_wheel(Path(rubberband.__file__).parent)
+
+
+def test_an_instance_prints_the_digest_of_the_drivers_wheel(
+    installed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installing.main()
+    driver = capsys.readouterr().out
+    paths = [str(installed.parent), *(path for path in sys.path if path and path != str(ROOT))]
+    code = f"import sys; sys.path[:] = {paths!r}; from rubberband.cloud.aws import installing; installing.main()"
+    there = subprocess.run(
+        [sys.executable, "-I", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    ).stdout
+    assert there == driver
+    assert driver.split()[0] == hashlib.sha256(installing.build_wheel()[1]).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "text"),
+    [
+        ("cloud/aws/worker.sh", b"shutdown -h now", "rubberband/cloud/aws/worker.sh was changed"),
+        ("planner/search.py", None, "rubberband/planner/search.py is missing"),
+        ("planner/mine.py", b"", "rubberband/planner/mine.py was added"),
+    ],
+)
+def test_an_installation_that_is_not_as_it_was_installed_is_refused(
+    installed: Path, path: str, content: bytes | None, text: str
+) -> None:
+    if content is None:
+        (installed / path).unlink()
+    else:
+        (installed / path).write_bytes(content)
+    with pytest.raises(InputError, match=rf"changed after its installation \({text}\); reinstall it"):
+        installing.build_wheel(installed)
+
+
+def test_files_that_cannot_be_read_or_were_never_installed_are_refused(tmp_path: Path) -> None:
+    package = tmp_path / "rubberband"
+    package.mkdir()
+    (package / "cli.py").symlink_to(tmp_path / "gone")
+    with pytest.raises(InputError, match=r"cli\.py of this rubberband cannot be packed for instances"):
+        installing.build_wheel(package)
+    (package / "cli.py").unlink()
+    (package / "cli.py").write_text("")
+    with pytest.raises(InputError, match="its files are not listed"):
+        installing.build_wheel(package)

@@ -127,27 +127,6 @@ def test_all_volumes_of_an_image_are_in_the_line_that_ec2_bills(account: Account
     assert costs[0].usd_per_hour == pytest.approx(account.fake.bill().side_usd("volume"))
 
 
-@pytest.mark.parametrize("what", ["dedicated", "software", "local zone"])
-def test_the_stand_in_charges_what_rubberband_refuses(account: Account, what: str) -> None:
-    world, place = account.fake.world, account.place
-    if what == "dedicated":
-        world.vpcs[account.vpc] = replace(world.vpcs[account.vpc], tenancy="dedicated")
-    elif what == "software":
-        world.images.update({name: replace(one, usage="RunInstances:0010") for name, one in world.images.items()})
-    else:
-        world.zones = (world.zones[0], "us-east-1-bos-1a")
-        world.subnets[place.subnet] = replace(world.subnets[place.subnet], zone="us-east-1-bos-1a")
-    usual = world.machine_types["m7i.large"].price_usd_per_hour
-    started(account)
-    account.sleep(3600.0 - 60.0 + 20.0)
-
-    bill = account.fake.bill()
-    assert bill.side_usd("dedicated") == {"dedicated": 4.0}.get(what, 0.0)
-    assert bill.side_usd("software") == pytest.approx({"software": 0.1}.get(what, 0.0))
-    factor = {"dedicated": 1.05, "local zone": 1.2}.get(what, 1.0)
-    assert bill.rent_usd == pytest.approx(usual * factor)
-
-
 @pytest.mark.parametrize(("endpoint", "passed_gb"), [(False, 14.0), (True, 4.0)])
 def test_behind_nat_the_downloads_are_a_line_and_there_is_no_address(
     account: Account, endpoint: bool, passed_gb: float

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import update_bn
 
 from rubberband.executor import gang
-from tests.builders.trials.segment_trials import Regression
+from tests.builders.trials.segment_trials import OwnStep, Regression
 
 Config = Mapping[str, Any]
 
@@ -215,15 +215,8 @@ class Resetting(Regression):
             model[2].reset_parameters()
 
 
-class OwnThawing(Thawing):
+class OwnThawing(OwnStep, Thawing):
     """Takes its own steps, and thaws a layer and replaces another one."""
-
-    def step(self, model: nn.Module, optimizers: Any, batch: Any) -> Any:
-        optimizers.zero_grad()
-        loss = self.loss(model, batch)
-        loss.backward()
-        optimizers.step()
-        return loss
 
 
 class Sparse(Regression):

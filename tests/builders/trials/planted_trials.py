@@ -10,17 +10,13 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.builders.trials.gang_trials import Calling, net, thaw
-from tests.builders.trials.segment_trials import Regression
+from tests.builders.trials.segment_trials import OwnStep, Regression, rank
 
 Config = Mapping[str, Any]
 
 
 def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
 
 
 class Freezing(Regression):
@@ -177,15 +173,8 @@ class Usual(Regression):
         return nn.functional.mse_loss(model["last"](model["layer"](hidden)).mean(1), targets)
 
 
-class OwnUsual(Usual):
+class OwnUsual(OwnStep, Usual):
     """The same in a step of its own, without BatchNorm."""
-
-    def step(self, model: nn.Module, optimizers: Any, batch: Any) -> Any:
-        optimizers.zero_grad()
-        loss = self.loss(model, batch)
-        loss.backward()
-        optimizers.step()
-        return loss
 
 
 class Overflowing(Usual):

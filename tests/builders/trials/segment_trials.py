@@ -20,6 +20,22 @@ STUMBLES_AT = 2
 """The batch that fails: later ones may be without a worker that was slow before."""
 
 
+def rank() -> int:
+    """This worker's place in its gang."""
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+
+class OwnStep(rubberband.TorchTrial):
+    """Takes the usual step itself."""
+
+    def step(self, model: torch.nn.Module, optimizers: Any, batch: Any) -> Any:
+        optimizers.zero_grad()
+        loss: Any = self.loss(model, batch)
+        loss.backward()
+        optimizers.step()
+        return loss
+
+
 class Regression(rubberband.TorchTrial):
     """A small network on random data; `dtype`, `words` and what goes wrong come from the configuration."""
 
@@ -59,10 +75,9 @@ class Regression(rubberband.TorchTrial):
         if "counted" in self.config:
             with open(Path(self.config["counted"], str(os.getpid())), "ab") as file:
                 file.write(b".")
-        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-        if self.batches == STUMBLES_AT and self.config.get("raise_on_rank") == rank:
+        if self.batches == STUMBLES_AT and self.config.get("raise_on_rank") == rank():
             raise ArithmeticError("no more")
-        if self.batches == STUMBLES_AT and self.config.get("exit_on_rank") == rank:
+        if self.batches == STUMBLES_AT and self.config.get("exit_on_rank") == rank():
             os._exit(3)
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
@@ -254,7 +269,7 @@ class Quasi(Regression):
         return torch.tensor(2.0 * len(inputs))
 
 
-class Experts(Regression):
+class Experts(OwnStep, Regression):
     """Each sample goes to one of three networks, so that a worker's share may not reach all of them."""
 
     find_unused_parameters = True
@@ -270,13 +285,6 @@ class Experts(Regression):
             mine = choice == number
             total = total + (model[number](inputs[mine]) - targets[mine]).square().sum()
         return total / len(inputs)
-
-    def step(self, model: Any, optimizers: Any, batch: Any) -> Any:
-        optimizers.zero_grad()
-        loss = self.loss(model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizers.step()
-        return loss
 
 
 class Points(Dataset[Any]):

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-import torch
 from torch.utils.data import TensorDataset
 
 from rubberband.executor import gang
-from tests.builders.trials.segment_trials import Regression
+from tests.builders.trials.segment_trials import Regression, rank
 
 WAIT_S = 1.4
 gang.COLLECTIVE_TIMEOUT = gang.EXCHANGE_TIMEOUT = timedelta(seconds=1)
@@ -23,8 +22,7 @@ class Waiting(Regression):
     num_workers = 0
 
     def _wait(self, config: Mapping[str, Any], place: str) -> None:
-        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-        if (config.get("at"), config.get("slow")) == (place, rank):
+        if (config.get("at"), config.get("slow")) == (place, rank()):
             time.sleep(WAIT_S)  # collectives end by real time
 
     def train_dataset(self, config: Mapping[str, Any]) -> TensorDataset:
