@@ -332,15 +332,22 @@ def test_cheap_samples_are_seeded_only_if_they_draw():
 
 
 def test_a_look_at_a_large_dataset_is_short_and_begins_with_what_hooks_change() -> None:
+    looks: list[int] = []
+
+    class Seen(int):
+        def __repr__(self) -> str:
+            looks.append(1)
+            return "1"
+
     class Large:
         def __init__(self) -> None:
             self.images = [np.zeros(100_000) for _ in range(900)]
-            self.rows = [{str(column): column for column in range(900)} for _ in range(900)]
+            self.rows = [Seen() for _ in range(900)]
             self.level = 1
 
     dataset = Large()
     before = Snapshot(dataset)
-    dataset.rows[-1]["899"] = 0
+    assert len(looks) <= 100, "the images are looked at first"
     assert before.holds()
     dataset.level = 2
     assert not before.holds()
