@@ -4,23 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.ec2 import FakeAws
+from tests.builders.aws_account import START_AT, Account
 
-START = 1_767_225_600.0
+START = START_AT
 TAGS = {"rubberband:owner": "rubberband", "rubberband:run": "r1"}
-
-
-class Clock:
-    """Seconds since 1970, as a test sets them."""
-
-    def __init__(self) -> None:
-        self.now = START
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 class Launches:
@@ -56,12 +43,11 @@ class Launches:
         return self.look(InstanceIds=[instance_id])[0]
 
 
-class Rental(Launches):
-    """A fake account, its clock, and the driver's client of EC2."""
+class Rental(Launches, Account):
+    """A fake account, and the driver's client of EC2."""
 
     def __init__(self, principal: str = "driver", **options: Any) -> None:
-        self.clock = Clock()
-        self.fake = FakeAws(self.clock, **options)
+        super().__init__(**options)
         self.ec2 = self.fake.session(principal).client("ec2")
         images = self.fake.world.images.values()
         self.image = next(one.image_id for one in images if one.architecture == "x86_64")

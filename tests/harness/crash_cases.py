@@ -76,12 +76,11 @@ def launches(call: FakeCall) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One death of the driver, the weather around it, and what comes afterwards; by default nobody dies."""
+class Death:
+    """One death of a driver, and the weather around it; by default nobody dies."""
 
-    markets: str
     kill_at: int = -1
-    """Index of the call, from the first of the experiment."""
+    """Index of the call, from the first of the experiment or the build."""
     after: bool = False
     """Whether the call takes effect."""
     weather: str = "ok"
@@ -91,13 +90,23 @@ class Point:
     """Calls."""
     hidden_s: float = 0.0
     """Seconds from a launch until EC2 shows the instance."""
-    then: Then = "resume"
     gap_s: float = 0.0
     """Until the next driver, or the sweep, comes."""
-    head: Literal["stays", "dies"] = "stays"
-    cap: Cap
     again: int = -1
     """Calls after which the next driver is killed too; -1: it is not."""
+
+    def __str__(self) -> str:
+        return words_of(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point(Death):
+    """One death of the driver of a run, and what comes afterwards."""
+
+    markets: str
+    then: Then = "resume"
+    head: Literal["stays", "dies"] = "stays"
+    cap: Cap
     together: bool = False
     """Whether its other threads are at their calls at that moment, too."""
     one_zone: bool = False
@@ -110,9 +119,6 @@ class Point:
     """Calls from the user's cancel to the death, at which the run gives all back; -1: the user does not cancel."""
     prices: int = 0
     """The seed of the spot market."""
-
-    def __str__(self) -> str:
-        return words_of(self)
 
 
 def words_of(point: Any) -> str:

@@ -28,7 +28,7 @@ from rubberband.cloud.clock import Waiting
 from rubberband.errors import RubberbandError
 from tests.builders.aws_account import START_AT, Account, boot_times
 from tests.ec2 import FakeCall, Fault, images
-from tests.harness.crash_cases import WEATHERS, parse, words_of
+from tests.harness.crash_cases import WEATHERS, Death, parse
 from tests.harness.crash_world import Killed
 
 TYPE = "g5.xlarge"
@@ -41,29 +41,11 @@ HIDDEN_S = (0.0, 60.0, 290.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImagePoint:
-    """One death of the driver of a build, the weather around it, and what comes afterwards."""
+class ImagePoint(Death):
+    """One death of the driver of a build, and what comes afterwards."""
 
-    kill_at: int
-    """Index of the call, from the first of the build."""
-    after: bool = False
-    """Whether the call takes effect."""
-    weather: str = "ok"
-    offset: int = 0
-    """Calls from the death to the start of the weather; negative: it begins before."""
-    lasts: int = 1
-    """Calls."""
-    hidden_s: float = 0.0
-    """Until EC2 shows what was launched."""
-    gap_s: float = 0.0
-    """From the death until the next driver."""
     then: Then = "resume"
     """The user builds again, never comes back, or deletes the image when it is built."""
-    again: int = -1
-    """Calls after which the next build is killed too; -1: it is not."""
-
-    def __str__(self) -> str:
-        return words_of(self)
 
 
 def image_points(seed: int = 0) -> Iterator[ImagePoint]:

@@ -17,6 +17,7 @@ from rubberband.cloud.provider import Head
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor import Job, TrialEnd
 from tests.builders.aws_account import START_AT, Account, boot_times
+from tests.builders.fake_ec2 import Killed as Killed
 from tests.ec2.billing import BillLine
 from tests.ec2.instance import Instance
 
@@ -31,10 +32,6 @@ BOOT_LEASE_S = boot_timeouts([TYPE]).lease_s
 
 def name_of(one: Instance | BillLine) -> str:
     return name_in(one.tags, one.launch_index)
-
-
-class Killed(BaseException):
-    """Stands for kill -9: nothing catches it."""
 
 
 class StubHead:

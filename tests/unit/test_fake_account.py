@@ -22,12 +22,12 @@ def test_the_same_token_is_the_same_instance_until_that_has_ended_and_never_anot
 
     rental = Rental()
     first = rental.launch(ClientToken="t")
-    rental.clock.sleep(10_000)
+    rental.sleep(10_000)
     assert rental.launch(ClientToken="t") == first
     assert refusal(ClientToken="t", InstanceType="p3.8xlarge") == "IdempotentParameterMismatch"
     rental.ec2.terminate_instances(InstanceIds=[first])
     assert rental.launch(ClientToken="t") == first
-    rental.clock.sleep(31)
+    rental.sleep(31)
     assert refusal(ClientToken="t") == "IdempotentInstanceTerminated"
     assert len(rental.fake.instances) == 1
 
@@ -49,9 +49,9 @@ def test_an_instance_ends_itself_at_its_lease(
     rental = Rental(reads=lambda user_data: (300.0, 1000.0), boot_s=boot_s)
     instance = rental.launch()
     for at, until in extended.items():
-        rental.clock.sleep(at)
+        rental.sleep(at)
         rental.fake.extend_lease(instance, START + until)
-    rental.clock.sleep(10_000)
+    rental.sleep(10_000)
     (ended,) = rental.fake.instances
     assert ended.ended_at == (None if ended_at is None else START + ended_at)
     assert ended.state_reason == ("" if ended_at is None else "Client.InstanceInitiatedShutdown")
@@ -143,10 +143,10 @@ ZONE = "us-east-1c"
 def test_an_instance_is_billed_from_running_until_its_end(pending_s: float, ran_s: float, later_s: float) -> None:
     rental = Rental(pending_s=pending_s)
     instance = rental.launch()
-    rental.clock.sleep(pending_s)
-    rental.clock.sleep(ran_s)
+    rental.sleep(pending_s)
+    rental.sleep(ran_s)
     rental.ec2.terminate_instances(InstanceIds=[instance])
-    rental.clock.sleep(later_s)
+    rental.sleep(later_s)
     assert rental.fake.bill().rent_usd == pytest.approx(max(60.0, ran_s) / 3600.0 * 3.06)
 
 
@@ -162,7 +162,7 @@ def test_every_hour_on_spot_costs_the_price_at_its_start(
     changes = sorted((START + after_s, price) for after_s, price in walk)
     rental.fake.world.spot.set("p3.2xlarge", ZONE, changes)
     rental.launch(InstanceMarketOptions=spot(), Placement={"AvailabilityZone": ZONE})
-    rental.clock.sleep(pending_s + ran_s)
+    rental.sleep(pending_s + ran_s)
     line = rental.fake.bill().lines[0]
     expected_usd, left_s, at = 0.0, line.billed_s, line.running_at
     while left_s > 0:
@@ -177,9 +177,9 @@ def test_an_instance_that_is_reclaimed_in_its_first_hour_is_free(ran_s: float, b
     rental = Rental()
     rental.fake.world.spot.set("p3.2xlarge", ZONE, [(START, 0.72)])
     instance = rental.launch(InstanceMarketOptions=spot(), Placement={"AvailabilityZone": ZONE})
-    rental.clock.sleep(20 + ran_s)
+    rental.sleep(20 + ran_s)
     rental.fake.reclaim(instance, notice_s=120.0)
-    rental.clock.sleep(5000)
+    rental.sleep(5000)
     assert rental.fake.bill().rent_usd == pytest.approx(billed_s / 3600.0 * 0.72)
 
 
@@ -187,9 +187,9 @@ def test_ending_an_instance_after_its_notice_is_charged() -> None:
     rental = Rental()
     rental.fake.world.spot.set("p3.2xlarge", ZONE, [(START, 0.72)])
     instance = rental.launch(InstanceMarketOptions=spot(), Placement={"AvailabilityZone": ZONE})
-    rental.clock.sleep(20 + 1000)
+    rental.sleep(20 + 1000)
     rental.fake.reclaim(instance, notice_s=120.0)
-    rental.clock.sleep(100)
+    rental.sleep(100)
     rental.ec2.terminate_instances(InstanceIds=[instance])
     assert rental.fake.bill().rent_usd == pytest.approx(1100.0 / 3600.0 * 0.72)
 
@@ -198,7 +198,7 @@ def test_a_price_above_the_maximum_takes_an_instance_away_after_two_minutes() ->
     rental = Rental()
     rental.fake.world.spot.set("p3.2xlarge", ZONE, [(START, 0.72), (START + 5000.0, 1.2), (START + 5100.0, 0.7)])
     instance = rental.launch(InstanceMarketOptions=spot("1.0"), Placement={"AvailabilityZone": ZONE})
-    rental.clock.sleep(6000)
+    rental.sleep(6000)
     assert rental.shown(instance)["StateReason"]["Code"] == "Server.SpotInstanceTermination"
     assert rental.fake.bill().lines[0].ended_at == START + 5120.0
 
@@ -206,11 +206,11 @@ def test_a_price_above_the_maximum_takes_an_instance_away_after_two_minutes() ->
 def test_an_instance_that_is_started_again_is_billed_for_both_times() -> None:
     rental = Rental()
     instance = rental.launch(InstanceInitiatedShutdownBehavior="stop")
-    rental.clock.sleep(20 + 100)
+    rental.sleep(20 + 100)
     rental.fake.power_off(instance)
-    rental.clock.sleep(1000)
+    rental.sleep(1000)
     rental.fake.session("admin").client("ec2").start_instances(InstanceIds=[instance])
-    rental.clock.sleep(20 + 200)
+    rental.sleep(20 + 200)
     bill = rental.fake.bill()
     assert [line.billed_s for line in bill.lines] == [100.0, 200.0]
     assert bill.side_usd("volume") == pytest.approx(75 * 0.08 / 720 * 1340 / 3600)

@@ -58,11 +58,11 @@ def opened(name: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[
     rental = Rental("admin")
     rental.fake.world.agent_s = rental.fake.world.command_known_s = 0.0
     if name == "in process":
-        yield Cloud(rental.fake.session("admin").client, rental.image, rental.clock.sleep)
+        yield Cloud(rental.fake.session("admin").client, rental.image, rental.sleep)
         return
     with FakeServer(rental.fake, folder / "s3") as server:
         rental.fake.world.buckets[BUCKET] = rental.fake.world.new_bucket(BUCKET)
-        yield Cloud(_clients(server.url, access_key("admin")), rental.image, rental.clock.sleep)
+        yield Cloud(_clients(server.url, access_key("admin")), rental.image, rental.sleep)
 
 
 HTTP, MOTO = (pytest.param(name, marks=pytest.mark.long) for name in ("http", "moto"))
