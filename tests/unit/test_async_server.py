@@ -147,6 +147,14 @@ def test_the_last_checkpoint_of_a_segment_has_the_optimizers_state_at_any_interv
         assert float(states["optimizer"]["state"][0]["momentum_buffer"]) == pytest.approx(1.9)
 
 
+def test_a_snapshot_has_no_update_of_the_next_iteration() -> None:
+    with served(Momentum(), 1, boundaries=[0, 1, 2]) as (wire,):
+        push(wire)
+        wire.send({"kind": "cut", "iteration": 1, "latest": {"a": push(wire)}})
+        assert parameters(wire) == 0.5
+        wire.content(wire.header())
+
+
 def test_a_server_keeps_no_snapshot_before_that_with_which_rank_0_is_done() -> None:
     """Each is as large as its shard."""
     with served(Momentum(), 1, boundaries=[0, 1, 2, 3, 4], total_steps=4) as (wire,):
