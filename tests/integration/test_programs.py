@@ -432,8 +432,8 @@ FILE = Metrics(source="stdout", file="${checkpoint}/metrics.jsonl")
         pytest.param(
             """
                 rows.append(f"loss={1 / epoch}\\n")
-                open("draft", "w").write("".join(rows))
-                os.replace("draft", sys.argv[1] + "/metrics.jsonl")
+                open(draft := sys.argv[1] + "/../rows", "w").write("".join(rows))
+                os.replace(draft, sys.argv[1] + "/metrics.jsonl")
             """,
             FILE,
             id="a file that is replaced",
