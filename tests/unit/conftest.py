@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -52,6 +53,16 @@ def world(tmp_path: Path) -> World:
     from tests.builders.fake_ec2 import World
 
     return World(tmp_path)
+
+
+@pytest.fixture(params=["America/Los_Angeles", "Pacific/Kiritimati"])
+def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine far to the west, or to the east, where another day or month has begun, or has not."""
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", request.param)
+        time.tzset()
+        yield
+    time.tzset()
 
 
 @pytest.fixture

@@ -145,6 +145,17 @@ def test_an_iteration_is_the_same_statistical_progress_at_any_batch_size():
     assert report.samples_per_iteration == SAMPLES
 
 
+@pytest.mark.parametrize("samples_per_iteration", [SAMPLES // 4, SAMPLES, 4 * SAMPLES])
+def test_a_rule_of_learning_rates_counts_epochs_however_long_an_iteration_is(samples_per_iteration):
+    device, epochs = Device(), []
+    batching = make(device, limits=BatchLimits(initial=32, max=64), samples_per_iteration=samples_per_iteration)
+    batching.scaling = replace(batching.scaling, rule=lambda *given: epochs.append(given[-1]) or 1.0)
+    for iterations in range(1, 4 * SAMPLES // samples_per_iteration + 1):
+        iterate(batching, device, iterations)
+    assert epochs == sorted(epochs)
+    assert epochs[-1] == pytest.approx(4.0, abs=0.2)
+
+
 def test_an_overshoot_of_one_iteration_shortens_the_next():
     device = Device()
     batching = make(device)

@@ -54,6 +54,7 @@ def s3(moto, monkeypatch) -> str:
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_DEFAULT_REGION": "us-east-1",
+        "MOTO_S3_DEFAULT_MAX_KEYS": "1",  # lists come in pages of one
     }.items():
         monkeypatch.setenv(key, value)
     boto3.client("s3").create_bucket(Bucket="bucket")

@@ -92,7 +92,9 @@ def test_a_word_of_a_shell_is_refused(text: str) -> None:
 
 
 def test_a_command_on_several_lines_is_one_command_or_refused() -> None:
-    assert words_of("python a.py \\\n  --lr ${lr} \\\n  --n 1\n") == ("python", "a.py", "--lr", "${lr}", "--n", "1")
+    for end in ("\n", "\r\n"):
+        text = f"python a.py \\{end}  --lr ${{lr}} \\{end}  --n 1{end}"
+        assert words_of(text) == ("python", "a.py", "--lr", "${lr}", "--n", "1")
     assert words_of("bash -c 'a ${lr}\nb'") == ("bash", "-c", "a ${lr}\nb")
     with pytest.raises(InputError, match=r"several lines.*end each line of one command with a .*, or write .bash, -c"):
         words_of("pip install x\npython train.py ${args}")

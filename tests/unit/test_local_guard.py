@@ -165,6 +165,7 @@ def test_an_endless_reader_is_not_waited_for(tmp_path: Path, monkeypatch: pytest
         assert locked(ours, SHARED)
 
 
+@pytest.mark.usefixtures("zone")
 def test_an_instance_hears_of_itself_and_of_its_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rental = Rental("admin", pending_s=0.0)
     instance = rental.launch(InstanceMarketOptions=spot())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -93,16 +92,6 @@ def test_a_resume_asks_for_what_is_left_of_it_and_counts_with_the_whole(house: H
     used_usd = Budgets(replace(POOL), house.store).used_usd("", now)
     assert used_usd - 0.3 > spent_usd, "the rest of it counts from then on"
     assert house.row("one").admitted_usd == pytest.approx(used_usd - 0.3)
-
-
-@pytest.fixture(params=["UTC", "LINT-14", "PST8PDT,M3.2.0,M11.1.0"])
-def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A service far to the east, or to the west, where another month has begun, or has not."""
-    monkeypatch.setenv("TZ", request.param)
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
 
 
 @pytest.mark.usefixtures("zone")
