@@ -13,7 +13,7 @@ import pytest
 from rubberband.api import security
 from rubberband.api.routes import Service
 from rubberband.api.routes import events as feed_module
-from rubberband.api.routes.events import PAGE, stream
+from rubberband.api.routes.events import PAGE, Tail, stream
 from rubberband.api.security import Authenticator, Bearer, Cookie, Tokens
 from rubberband.api.store.schema import Entry, Principal
 from rubberband.states import ExperimentState
@@ -110,6 +110,31 @@ def test_a_quiet_stream_says_that_it_lives_and_ends_with_the_service(service: Fa
     assert retry == b"retry: 1000\n\n"
     assert all(beat.startswith(b":") and beat.endswith(b"\n\n") for beat in beats)
     assert rest == []
+
+
+def test_an_event_that_comes_while_a_reader_catches_up_is_on_its_next_page(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.store.append(entries("a", 1, 5))
+    read = service.store.feed
+
+    async def follow() -> list[int]:
+        tail, loop = Tail(service.store), asyncio.get_running_loop()
+        last = (await tail.past(service.store.last_feed_id(), None, 0)).upto
+
+        def meanwhile(**asked: Any) -> Any:
+            found = read(**asked)
+            if asked["after"] == 0:  # another one, which is not behind, reads what comes now
+                service.store.append(entries("a", 6, 1))
+                asyncio.run_coroutine_threadsafe(tail.past(last, None, 1), loop).result()
+            return found
+
+        monkeypatch.setattr(service.store, "feed", meanwhile)
+        first = await tail.past(0, None, 0)
+        second = await tail.past(first.upto, None, 1)
+        return [page.text.count(b"event: TrialReported") for page in (first, second)]
+
+    assert service.client.wait(follow()) == [5, 1]
 
 
 @pytest.mark.parametrize("way", ["token revoked", "signed out", "revoked by another process"])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -217,6 +221,24 @@ def test_the_row_beside_is_the_same_whatever_was_asked_before() -> None:
         other = Problem(brackets=((CLIMB,),), offer=OFFER, profile=PROFILE, constraints=limits, seed=seed)
         planner.simulations_of(other, planner.QUICK)
     assert [row(3000.0, slower), row(3000.0), row(7200.0)] == asked[::-1]
+
+
+def test_threads_that_ask_at_the_same_time_get_the_samples_that_one_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem(brackets=((CLIMB,),), profile=PROFILE, offer=OFFER, constraints=PlanningConstraints())
+    choice, meet = [StagePlan(instances=2, gpus_per_trial=1)], threading.Barrier(2)
+    (alone,) = planner.simulations_of(problem).figures(choice, 40)
+
+    def simulated(*job: Any) -> Any:
+        with suppress(threading.BrokenBarrierError):  # one that waits for the other simulates alone
+            meet.wait(0.2)
+        return simulate(*job)
+
+    monkeypatch.setattr(planner, "simulate", simulated)
+    runs = planner.simulations_of(problem)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda _: runs.figures(choice, 20), range(2)))
+    (found,) = runs.figures(choice, 40)
+    assert found.jct_s.tolist() == alone.jct_s.tolist()
 
 
 def test_a_given_plan_is_predicted() -> None:

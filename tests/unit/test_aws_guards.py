@@ -7,14 +7,17 @@ import json
 import logging
 import math
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from botocore.exceptions import CredentialRetrievalError
 
 from rubberband.cloud.aws.fleet import SHUTDOWN_S
 from rubberband.cloud.aws.guards import LEAST_SLACK_S, SLACK_S, Schedules
+from rubberband.cloud.aws.handover import put_secrets
 from rubberband.cloud.aws.preflight import preflight
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.offers import offer as catalogue_offer
@@ -255,6 +258,28 @@ def test_a_guard_ends_nothing_of_other_owners(world: World) -> None:
     machine.lease_until = machine.hard_stop_at = None
     world.sleep(3600.0)
     assert world.fake.living == (machine,)
+
+
+@pytest.mark.parametrize("zone", ["LINT-14", "PST8PDT"])
+def test_aws_is_asked_the_same_in_every_time_zone(zone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(name: str) -> list[Any]:
+        monkeypatch.setenv("TZ", name)
+        time.tzset()
+        world = World(tmp_path / name)
+        driver = world.driver(guards=guards(world))
+        driver.launch("a", "spot")
+        renewed(world, driver, 70)
+        driver.close()
+        put_secrets(world.fake.session("admin"), "rubberband", "key", "e30=", clock=lambda: world.now)
+        return [(call.operation, dict(call.params) | {"ClientToken": ""}) for call in world.fake.calls]
+
+    try:
+        here, there = asked("UTC"), asked(zone)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert {"CreateSchedule", "UpdateSchedule", "DescribeSpotPriceHistory", "PutParameter"} <= dict(here).keys()
+    assert there == here
 
 
 def test_an_account_without_the_role_is_reported_before_a_run() -> None:

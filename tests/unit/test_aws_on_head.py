@@ -560,8 +560,8 @@ def test_a_run_and_its_resume_send_secrets_by_a_parameter(
     assert kept(account) == []
 
 
-@pytest.mark.by_default(1)
-@pytest.mark.parametrize("refusal", ["head", "AWS"])
+@pytest.mark.by_default(2)
+@pytest.mark.parametrize("refusal", ["head", "Ctrl-C", "AWS"])
 def test_secrets_of_a_run_that_does_not_start_are_deleted(
     account: Account, head: Head, monkeypatch: pytest.MonkeyPatch, refusal: str
 ) -> None:
@@ -570,8 +570,9 @@ def test_secrets_of_a_run_that_does_not_start_are_deleted(
 
     def answers(what: str, words: dict[str, Any]) -> dict[str, Any]:
         there.extend(kept(account))
-        if refusal == "AWS":
-            account.fake.fault = lambda call: Fault(error=denied) if call.operation == "GetCommandInvocation" else None
+        if refusal != "head":
+            fault = Fault(error=denied if refusal == "AWS" else KeyboardInterrupt())
+            account.fake.fault = lambda call: fault if call.operation == "GetCommandInvocation" else None
         return {"error": "digits runs on the head already"}
 
     head.answers = answers

@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rubberband.api.experiments.budgets import Budgets
 from rubberband.api.experiments.extending import Extensions
@@ -165,6 +167,15 @@ def test_an_experiment_counts_what_it_has_cost_will_cost_or_is_promised_and_only
     budgets = Budgets(POOL, service.store)
     assert budgets.committed_usd(DEC, bill_usd=None) == {DEC: pytest.approx(0.34)}
     assert budgets.used_usd("", DEC) == pytest.approx(7.34), "a token's budget is for all pools, and for this month"
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=2, max_size=5))
+def test_an_expense_of_just_what_is_left_fits_and_one_of_a_cent_more_does_not(cents: list[int]) -> None:
+    *used, cost_usd = (each / 100.0 for each in cents)
+    cap = MonthCap(pool="team", cap_usd=sum(cents) / 100.0, committed_usd={DEC: sum(used)}, used_words="spent")
+    expense = Expense(cost_usd=cost_usd, start_at=DEC, duration_s=60.0)
+    assert cap.shortage(expense, DEC) is None
+    assert cap.shortage(replace(expense, cost_usd=cost_usd + 0.01), DEC) is not None
 
 
 def test_a_refusal_names_the_month_in_which_least_is_left_and_the_next_one_with_room_for_all() -> None:

@@ -30,7 +30,9 @@ from rubberband.executor import (
     summarise,
 )
 from rubberband.executor import held_instances as held
+from rubberband.executor.core.forecast import stage_left
 from rubberband.values.plan import Plan
+from rubberband.values.profile import Profile
 from tests.builders.jobs import JOB, SPOT, SPOT_OFFER, SPOT_PLAN, STAGES
 from tests.builders.stories import Story, begun, kinds
 
@@ -117,6 +119,17 @@ def longer() -> Story:
     """Every trial trains for two iterations in the first stage."""
     stages = (dataclasses.replace(STAGES[0], iterations=2), STAGES[1])
     return begun(dataclasses.replace(SPOT, stages=stages))
+
+
+@pytest.mark.parametrize("usd_per_hour", [0.5, 3.0])
+def test_the_forecast_expects_the_price_of_the_latest_hour_and_not_the_highest(usd_per_hour: float) -> None:
+    def left_usd(price: float) -> float:
+        story = begun(dataclasses.replace(SPOT, profile=Profile(seconds_per_iteration={1: 1e4, 2: 1e4})))
+        for instance in ("i-001", "i-002"):
+            story.tell(InstancePriced, instance=instance, hour_prices_usd=(price,))
+        return stage_left(story.state.lanes[0], story.at).cost_usd
+
+    assert left_usd(usd_per_hour) == pytest.approx(usd_per_hour * left_usd(1.0))
 
 
 def test_a_trial_moves_off_at_its_next_report_once_there_is_room() -> None:

@@ -34,12 +34,15 @@ def from_first_sync(
     because: str = "",
     offer: Offer = OFFER,
     speeds: Speeds | None = None,
+    spent_s: float = 120.0,
+    spent_usd: float = 0.48,
     **limits: float,
 ) -> Replanned:
     """After stage 0 took four instances of 3.6 USD an hour two minutes, and cost 0.48 USD."""
     constraints = PlanningConstraints(**limits)  # type: ignore[arg-type]
     job = problem((STAGES,), profile, offer, constraints, objective=objective, held=held, speeds=speeds)
-    return replan(job, done=1, spent_s=120.0, spent_usd=0.48, current=current or instances(4, 2, 1), because=because)
+    rest = current or instances(4, 2, 1)
+    return replan(job, done=1, spent_s=spent_s, spent_usd=spent_usd, current=rest, because=because)
 
 
 def test_a_plan_that_keeps_its_limits_stays() -> None:
@@ -162,6 +165,26 @@ def test_a_price_that_is_paid_for_a_deadline_at_high_risk_is_not_paid_at_low_ris
     likely = from_first_sync(noisy, offer=dear, held=held, deadline_s=640.0)
     assert not likely.changed
     assert likely.reason.endswith("changing would cost 0.23 +- 0.02 USD more")
+
+
+@pytest.mark.parametrize(
+    ("objective", "current", "held", "before", "after"),
+    [
+        ("min_time", (4, 4, 1), 4, {"max_cost_usd": 1.23}, {"max_cost_usd": 1001.23, "spent_usd": 1000.48}),
+        ("min_cost", (4, 2, 1), 2, {"deadline_s": 640.0}, {"deadline_s": 1e5 + 640.0, "spent_s": 1e5 + 120.0}),
+    ],
+)
+def test_what_was_spent_of_the_other_unit_before_decides_nothing(
+    objective: Objective, current: Sequence[int], held: int, before: dict[str, float], after: dict[str, float]
+) -> None:
+    dear = Offer(instance_type="test", gpus=1, price_usd_per_hour=3.6, max_instances=8, data_usd_per_instance=0.1)
+    noisy, cohorts = Profile(seconds_per_iteration={1: 30.0}, trial_cv=0.1), (Cohort(instances=held, held_s=120.0),)
+    first, second = (
+        from_first_sync(noisy, offer=dear, current=instances(*current), held=cohorts, objective=objective, **words)
+        for words in (before, after)
+    )
+    assert not first.changed
+    assert (second.plan, second.prediction) == (first.plan, first.prediction)
 
 
 def test_a_problem_that_can_be_fixed_after_the_next_stage_waits() -> None:
