@@ -18,6 +18,7 @@ from rubberband.api.store.schema import (
     FEED,
     KEYS,
     METADATA,
+    MIGRATIONS,
     NUMBERS,
     PLANS,
     PROMISES,
@@ -92,11 +93,17 @@ class Store:
             raise
 
     def _require_version(self) -> None:
+        """Bring the tables of an older version up to this one. Raises InputError for those of a newer version."""
         rows = [{"name": "version", "value": VERSION}, {"name": "feed", "value": 0}]
+        its_row = NUMBERS.c.name == "version"
         with self._database.writing() as connection:
             absent = self._database.if_absent(NUMBERS).on_conflict_do_nothing(index_elements=["name"])
             connection.execute(absent, rows)
-            version = connection.execute(sql.select(NUMBERS.c.value).where(NUMBERS.c.name == "version")).scalar_one()
+            version = connection.execute(sql.select(NUMBERS.c.value).where(its_row).with_for_update()).scalar_one()
+            for migrate in MIGRATIONS[version - 1 :]:
+                migrate(connection)
+            if version < VERSION:
+                connection.execute(sql.update(NUMBERS).where(its_row).values(value=VERSION))
         if version > VERSION:
             raise InputError(
                 f"the store {self._database.shown} was made by a newer version of rubberband (its tables have version "
@@ -113,8 +120,8 @@ class Store:
     def take(self, home: str, is_here: Callable[[str], bool] = lambda _: False) -> None:
         """Become the one server of this store, for the experiments of `home` (`ID HOST:PATH`; empty: for all).
 
-        A version noted no home: what `is_here` by its name, or never began, becomes this one's. Raises InputError if
-        another server has the store.
+        A home's own file notes no home: what `is_here` by its name, or never began, becomes this one's. Raises
+        InputError if another server has the store.
         """
         self._home = home
         if not self._database.is_sqlite:

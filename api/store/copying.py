@@ -54,7 +54,7 @@ def dump(url: str, target: Path, begun: Callable[[], None]) -> None:
         copy_file(Path(str(parsed.database)), target)
         begun()
         return
-    with closing(Store(url)):  # makes the columns that an earlier version's tables lack
+    with closing(Store(url)):  # its tables are of this version then
         pass
     with closing(Database(url, what="the service's store", remedy="")) as store, _made(target) as copy:
         store.make(JOURNALS)

@@ -30,7 +30,7 @@ TAKEN = "another server uses this service's store; send the request there, or tr
 
 
 UNNOTED = "where it began"
-"""In the place of `HOST:PATH`, for an experiment of a version that noted no home."""
+"""In the place of `HOST:PATH`, for an experiment of a store that was a home's own file, which notes no home."""
 
 
 def id_of(home: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -167,8 +167,10 @@ def read_cursor(cursor: str) -> tuple[float, str]:
     return created_at, name
 
 
-VERSION = 1
-"""Version of the tables. A newer version of rubberband writes a greater one, but not for a column with a default."""
+MIGRATIONS: Sequence[Callable[[sql.Connection], None]] = ()
+"""Each brings the tables from one version to the next, the first one from version 1, in the transaction it is given."""
+VERSION = 1 + len(MIGRATIONS)
+"""Version of the tables, which the store keeps. Any change of them is a migration."""
 
 
 class StoredText(TypeDecorator[str]):
@@ -239,11 +241,11 @@ SUBMISSIONS = sql.Table(
     sql.Column("reason", StoredText, nullable=False),
     sql.Column("attempt", sql.Integer, nullable=False),
     sql.Column("summary", Json, nullable=False),
-    sql.Column("home", StoredText, nullable=False, server_default=""),
-    sql.Column("admitted_usd", sql.Double, nullable=False, server_default="0"),
-    sql.Column("tags", StoredText, nullable=False, server_default=""),
-    sql.Column("note", StoredText, nullable=False, server_default=""),
-    sql.Column("archived", sql.Integer, nullable=False, server_default="0"),
+    sql.Column("home", StoredText, nullable=False),
+    sql.Column("admitted_usd", sql.Double, nullable=False),
+    sql.Column("tags", StoredText, nullable=False),
+    sql.Column("note", StoredText, nullable=False),
+    sql.Column("archived", sql.Integer, nullable=False),
     sql.Index("service_submissions_by_age", "created_at", "name"),
 )
 
@@ -276,7 +278,7 @@ def labels_of(columns: dict[str, Any]) -> Labels:
 
 
 def summary_of(plain: Mapping[str, Any]) -> Summary:
-    """Return a summary; what an earlier version does not know is left out."""
+    """Return a summary; what a newer version wrote beside it is left out."""
     return Summary(**{name: value for name, value in plain.items() if name in _SUMMARY})
 
 
@@ -323,7 +325,7 @@ PROMISES = sql.Table(
     sql.Column("experiment", StoredText, primary_key=True),
     sql.Column("start_at", sql.Double, nullable=False),
     sql.Column("spans", Json, nullable=False),
-    sql.Column("cost_usd", sql.Double, nullable=False, server_default="0"),
+    sql.Column("cost_usd", sql.Double, nullable=False),
 )
 
 PLANS = sql.Table(

@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary
 import sqlalchemy as sql
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
-from sqlalchemy.schema import CreateColumn
 
 from rubberband.errors import InputError, JournalError
 from rubberband.files import is_remote, make_directories
@@ -167,22 +166,14 @@ class Database:
             time.sleep(_RETRY_S)
 
     def make(self, metadata: sql.MetaData) -> None:
-        """Make the missing tables, and the columns that those of an earlier version lack. Raises JournalError.
-
-        Others may do so at the same time.
-        """
+        """Make the missing tables; others may do so at the same time. Raises JournalError."""
         if self.has(metadata):
-            with self.reading() as connection:
-                if not _lacking(connection, metadata):
-                    return
+            return
         with self.writing() as connection:
             if not self.is_sqlite:
                 _require_utf8(connection)
                 connection.execute(sql.select(sql.func.pg_advisory_xact_lock(_MAKING)))
             metadata.create_all(connection)
-            for column in _lacking(connection, metadata):
-                words = CreateColumn(column).compile(dialect=connection.dialect)
-                connection.execute(sql.text(f"ALTER TABLE {column.table.name} ADD COLUMN {words}"))
 
     def has(self, metadata: sql.MetaData) -> bool:
         """Whether the tables exist; that they do is cached. Raises JournalError."""
@@ -280,14 +271,6 @@ def _require_utf8(connection: sql.Connection) -> None:
 
 _shared: dict[tuple[int, str], tuple[sql.Engine, int]] = {}
 _sharing = threading.Lock()
-
-
-def _lacking(connection: sql.Connection, metadata: sql.MetaData) -> list[sql.Column[Any]]:
-    """Return the columns that the database's tables lack."""
-    found = {table: columns for (_, table), columns in sql.inspect(connection).get_multi_columns().items()}
-    names = {table: {column["name"] for column in columns} for table, columns in found.items()}
-    columns = (column for table in metadata.tables.values() for column in table.columns)
-    return [column for column in columns if column.name not in names.get(column.table.name, ())]
 
 
 _tables: WeakKeyDictionary[sql.Engine, set[str]] = WeakKeyDictionary()

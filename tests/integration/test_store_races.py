@@ -21,7 +21,7 @@ import sqlalchemy as sql
 
 from rubberband.api.settings import Settings
 from rubberband.api.store import Store, open_store
-from rubberband.api.store.schema import NUMBERS, Entry, Promise
+from rubberband.api.store.schema import NUMBERS, Entry
 from rubberband.errors import InputError, JournalError
 from rubberband.executor import Event, ExperimentFolder, Journal, encode_event
 from rubberband.states import ExperimentState
@@ -170,14 +170,19 @@ def test_a_store_of_a_newer_version_is_refused_and_left_as_it_is(store_url: str)
 
 
 @BOTH
-def test_a_store_of_an_earlier_version_gets_the_columns_that_it_lacks(store_url: str) -> None:
-    store, kept = Store(store_url), Promise(experiment="a", start_at=1.0, spans=[[2, 3.0]])  # type: ignore[list-item]
-    store.add(submission("a"), kept)
-    store.close()
-    run_sql(store_url, "ALTER TABLE service_promises DROP COLUMN cost_usd")
-    store = Store(store_url)
-    assert list(store.promises()) == [kept]
-    store.close()
+def test_a_store_of_an_older_version_is_migrated_once(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Store(store_url).close()
+
+    def migrate(connection: sql.Connection) -> None:
+        connection.execute(sql.text("CREATE TABLE migrated (once INTEGER)"))
+
+    monkeypatch.setattr("rubberband.api.store.MIGRATIONS", (migrate,))
+    monkeypatch.setattr("rubberband.api.store.VERSION", 2)
+    for _ in range(2):  # the second time it would fail
+        Store(store_url).close()
+    monkeypatch.undo()
+    with pytest.raises(InputError, match=r"newer version of rubberband .* 2;"):
+        Store(store_url)
 
 
 def test_without_a_url_the_store_is_a_private_file_in_the_home(tmp_path: Path) -> None:
