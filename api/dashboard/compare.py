@@ -156,8 +156,8 @@ def _deadline(result: Result) -> ComparedFigure:
 def _max_cost(result: Result) -> ComparedFigure:
     if result.asked_max_cost_usd is None:
         return ComparedFigure("none")
-    spent = result.whole_cost_usd / result.asked_max_cost_usd
-    return ComparedFigure(usd(result.asked_max_cost_usd), f"{100 * spent:.0f} % spent")
+    cap_usd = result.asked_max_cost_usd  # 0 where instances are free
+    return ComparedFigure(usd(cap_usd), f"{100 * result.whole_cost_usd / cap_usd:.0f} % spent" if cap_usd else "")
 
 
 def _trials(result: Result) -> ComparedFigure:

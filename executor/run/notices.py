@@ -218,7 +218,7 @@ class NoticeSource:
                     "more time"
                 )
                 found.append(self._notice(f"late-{deadline_s:g}", "late", text))
-        if most_usd is not None and summary.cost_usd >= NEAR * most_usd:
+        if most_usd and summary.cost_usd >= NEAR * most_usd:  # 0 where instances are free
             text = f"has cost {amount(summary.cost_usd)} of its max_cost of {amount(most_usd)}"
             if summary.forecast_cost_usd is not None:
                 text += f"; {amount(max(summary.cost_usd, summary.forecast_cost_usd))} are expected at its end"

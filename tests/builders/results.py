@@ -95,6 +95,7 @@ def cut_short(after_events: int, job: Job | None = None, cancel: bool = True) ->
 
 EVERY_RESULT = {
     "done": lambda: a_result(),
+    "free": lambda: a_result(a_job(offer=dataclasses.replace(a_job().offer, price_usd_per_hour=0.0), max_cost_usd=0.0)),
     "faults": lambda: a_result(faults=FAULTS),
     "lost": lambda: a_result(faults=Faults(lost_after_s={"i-001": 20.0}, refused={"i-002"})),
     "late": lambda: a_result(a_job(deadline_s=60.0)),

@@ -201,7 +201,7 @@ def better(result: Result, by: float) -> Result:
     return dataclasses.replace(result, best=dataclasses.replace(result.best, metrics=metrics))
 
 
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(4)
 @pytest.mark.parametrize("which", list(EVERY_RESULT))
 def test_any_two_results_are_compared(service: FakeService, which: str) -> None:
     service.runs.results = {"one": EVERY_RESULT[which](), "two": a_result()}

@@ -273,8 +273,13 @@ def test_a_run_that_will_be_late_is_a_notice(tmp_path: Path, monkeypatch: pytest
     )
 
 
-def test_a_forecast_at_the_deadline_is_no_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert looks_at(tmp_path, monkeypatch, deadline_s=3600.0, forecast_jct_s=3630.0) == []
+@pytest.mark.parametrize(
+    "figures", [{"deadline_s": 3600.0, "forecast_jct_s": 3630.0}, {"max_cost_usd": 0.0, "cost_usd": 0.0}]
+)
+def test_a_forecast_at_the_deadline_and_a_free_run_are_no_notice(
+    figures: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert looks_at(tmp_path, monkeypatch, **figures) == []
 
 
 @pytest.mark.parametrize(("cost_usd", "kinds"), [(8.9, []), (9.0, ["near_max_cost"] * 3)])

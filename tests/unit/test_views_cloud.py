@@ -123,11 +123,11 @@ def test_the_page_draws_the_loans_on_the_gpus_that_were_free() -> None:
     assert "b<script>" not in text, "names never become markup"
 
 
-def test_a_pool_that_lent_nothing_has_a_page() -> None:
+@pytest.mark.parametrize("cap_usd", [None, 0.0, 1.0])
+def test_a_pool_that_lent_nothing_has_a_page(cap_usd: float | None) -> None:
     clock = VirtualClock(1_700_000_000.0)
-    pool = Pool(
-        VirtualProvider("pool", clock, offer=OFFER), MemoryPoolJournal(), PoolLimits(instances=1, gpus=1), clock.now
-    )
+    limits = PoolLimits(instances=1, gpus=1, max_usd_per_hour=cap_usd, max_usd_per_month=cap_usd)
+    pool = Pool(VirtualProvider("pool", clock, offer=OFFER), MemoryPoolJournal(), limits, clock.now)
     assert "<h1>team" in render_pool(snapshot(pool, "team"))
 
 

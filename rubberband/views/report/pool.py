@@ -101,11 +101,12 @@ def pool_cards(status: PoolStatus, *, planned: str = "") -> list[Card]:
 
 
 def _money_card(title: str, spent_usd: float, cap_usd: float | None, *notes: str) -> Card:
-    if cap_usd is None:
-        return Card(title, format_usd(spent_usd), ("no cap", *notes))
+    notes = ("no cap" if cap_usd is None else f"of {format_usd(cap_usd)}", *notes)
+    if not cap_usd:
+        return Card(title, format_usd(spent_usd), notes)
     share = spent_usd / cap_usd
     gauge = Gauge(done=min(share, 1.0), over=share > 1.0, label=f"{100 * share:.0f} % of the cap")
-    return Card(title, format_usd(spent_usd), (f"of {format_usd(cap_usd)}", *notes), gauge)
+    return Card(title, format_usd(spent_usd), notes, gauge)
 
 
 def render_pool(status: PoolStatus) -> str:
