@@ -180,7 +180,7 @@ class ExperimentRuns:
         self.watcher = Watcher(store, Processes(command, settings.secrets, settings.notify), wake, settings)
         """Starts and follows the processes."""
         self.journals = Journals(store, self.watcher)
-        """What they journal."""
+        """Reads what they journal."""
         self.admission = None if settings.pool is None else Admission(settings.pool, store)
         """Promises of the pool; None without a pool."""
         self._budgets = None if self.admission is None else self.admission.budgets

@@ -174,7 +174,7 @@ def test_a_price_that_is_paid_for_a_deadline_at_high_risk_is_not_paid_at_low_ris
         ("min_cost", (4, 2, 1), 2, {"deadline_s": 640.0}, {"deadline_s": 1e5 + 640.0, "spent_s": 1e5 + 120.0}),
     ],
 )
-def test_what_was_spent_of_the_other_unit_before_decides_nothing(
+def test_money_spent_decides_nothing_where_time_counts_and_time_spent_nothing_where_money_does(
     objective: Objective, current: Sequence[int], held: int, before: dict[str, float], after: dict[str, float]
 ) -> None:
     dear = Offer(instance_type="test", gpus=1, price_usd_per_hour=3.6, max_instances=8, data_usd_per_instance=0.1)
