@@ -49,45 +49,11 @@ class Waiting(threading.Event):
         return False
 
 
-@pytest.mark.parametrize(
-    ("sleeps", "ends_at"),
-    [
-        ({}, 1000.0 + LEASE_S),
-        ({1010.0: 5.0}, 1000.0 + LEASE_S),
-        ({1010.0: 500.0}, 1510.0 + LEASE_S),
-        ({1010.0: 500.0, 1520.0: 500.0}, 2020.0 + LEASE_S),
-    ],
-)
-def test_a_driver_that_slept_with_its_machine_has_a_lease_of_time_to_put_the_end_off(
-    tmp_path: Path, sleeps: dict[float, float], ends_at: float
-) -> None:
-    path, lease = tmp_path / "a.json", tmp_path / "lease"
-    lease.touch()
-    os.utime(lease, (1000.0 + LEASE_S, 1000.0 + LEASE_S))
-    record = Record(
-        name="a",
-        experiment="x",
-        directory=str(tmp_path),
-        command=(),
-        temp_dir="",
-        devices=(),
-        address="",
-        requested_at=1000.0,
-        running_at=1000.0,
-    )
-    save(path, record, 1000.0)
-    stop = Waiting(sleeps)
-    node: subprocess.Popen[bytes] = Node()  # type: ignore[assignment]
-    guard = Guard(path, record, lease, LEASE_S, stop, lambda: stop.now)
-    assert guard.watch(node) == "lease expired"
-    assert stop.now == pytest.approx(ends_at, abs=2.0)
-
-
-def _recorded(folder: Path, **facts: Any) -> Path:
+def _recorded(folder: Path, leased_until: float = 9000.0, **facts: Any) -> Path:
     """Write the record of an instance that was requested at 1000 s, and return its path."""
     path, lease = folder / "a.json", folder / "lease"
     lease.touch()
-    os.utime(lease, (9000.0, 9000.0))
+    os.utime(lease, (leased_until, leased_until))
     record = Record(
         name="a",
         experiment="x",
@@ -101,6 +67,26 @@ def _recorded(folder: Path, **facts: Any) -> Path:
     )
     save(path, record, 1000.0)
     return path
+
+
+@pytest.mark.parametrize(
+    ("sleeps", "ends_at"),
+    [
+        ({}, 1000.0 + LEASE_S),
+        ({1010.0: 5.0}, 1000.0 + LEASE_S),
+        ({1010.0: 500.0}, 1510.0 + LEASE_S),
+        ({1010.0: 500.0, 1520.0: 500.0}, 2020.0 + LEASE_S),
+    ],
+)
+def test_a_driver_that_slept_with_its_machine_has_a_lease_of_time_to_put_the_end_off(
+    tmp_path: Path, sleeps: dict[float, float], ends_at: float
+) -> None:
+    path, lease = _recorded(tmp_path, 1000.0 + LEASE_S, running_at=1000.0), tmp_path / "lease"
+    stop = Waiting(sleeps)
+    node: subprocess.Popen[bytes] = Node()  # type: ignore[assignment]
+    guard = Guard(path, load(path), lease, LEASE_S, stop, lambda: stop.now)
+    assert guard.watch(node) == "lease expired"
+    assert stop.now == pytest.approx(ends_at, abs=2.0)
 
 
 def test_an_instance_whose_process_was_killed_ended_at_its_last_sign_of_life(

@@ -28,7 +28,7 @@ from rubberband.executor import WorkerGang as Gang
 from rubberband.executor.training.options import fixed_steps
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders.loops import Exact, Noisy, content
-from tests.builders.segments import SEGMENT, failure, reports, train
+from tests.builders.segments import SEGMENT, failure, reports, train, variant
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -339,19 +339,6 @@ def test_the_steps_of_a_trial_are_counted_without_taking_them(
     assert found == steps
 
 
-def with_words(**words: Any) -> type:
-    class Worded(Exact):
-        pass
-
-    for name, value in words.items():
-        setattr(Worded, name, value)
-    return Worded
-
-
-def builds(optimizer: Callable[[Any], Any]) -> type:
-    return with_words(build_optimizer=lambda self, config, model: optimizer(model.parameters()))
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -370,47 +357,39 @@ def builds(optimizer: Callable[[Any], Any]) -> type:
             )
             for norm in (0, -1.0, math.nan, math.inf, True, "1")
         ),
-    ],
-)
-def test_a_word_with_another_value_is_refused_in_one_line(store, words, line):
-    assert failure(train(with_words(**words), store)).message == line
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "line"),
-    [
-        (
-            torch.optim.LBFGS,
-            "LBFGS needs a closure, which computes the loss again within a step; use another optimizer such as AdamW, "
-            "or override step()",
+        *(
+            ({"build_optimizer": lambda self, config, model, made=made: made(model.parameters())}, line)
+            for made, line in (
+                (
+                    torch.optim.LBFGS,
+                    "LBFGS needs a closure, which computes the loss again within a step; use another optimizer such as "
+                    "AdamW, or override step()",
+                ),
+                (
+                    lambda parameters: [torch.optim.SGD([each], lr=0.1) for each in parameters],
+                    "build_optimizer() returned a list of 4; return one optimizer with several parameter groups, or "
+                    "override step() for several optimizers",
+                ),
+                (
+                    lambda parameters: (torch.optim.SGD(parameters, lr=0.1), None),
+                    "build_optimizer() returned a tuple of 2; return one optimizer with several parameter groups, or "
+                    "override step() for several optimizers",
+                ),
+                (lambda parameters: None, "build_optimizer() returned None; return a torch.optim.Optimizer"),
+            )
         ),
         (
-            lambda parameters: [torch.optim.SGD([each], lr=0.1) for each in parameters],
-            "build_optimizer() returned a list of 4; return one optimizer with several parameter groups, or override "
-            "step() for several optimizers",
-        ),
-        (
-            lambda parameters: (torch.optim.SGD(parameters, lr=0.1), None),
-            "build_optimizer() returned a tuple of 2; return one optimizer with several parameter groups, or override "
-            "step() for several optimizers",
-        ),
-        (lambda parameters: None, "build_optimizer() returned None; return a torch.optim.Optimizer"),
-    ],
-)
-def test_an_optimizer_that_the_loop_cannot_use_is_refused_in_one_line(store, optimizer, line):
-    assert failure(train(builds(optimizer), store)).message == line
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "line"),
-    [
-        (
-            ReduceLROnPlateau,
+            {
+                "scheduler_step": "batch",
+                "build_scheduler": lambda self, config, optimizer: ReduceLROnPlateau(optimizer),
+            },
             'ReduceLROnPlateau needs the metric, which is there once an iteration; use scheduler_step = "iteration"',
         ),
-        (lambda optimizer: [], "build_scheduler() returned []; return a schedule of torch.optim, or None"),
+        (
+            {"build_scheduler": lambda self, config, optimizer: []},
+            "build_scheduler() returned []; return a schedule of torch.optim, or None",
+        ),
     ],
 )
-def test_a_schedule_that_cannot_step_is_refused_in_one_line(store, scheduler, line):
-    trial = with_words(scheduler_step="batch", build_scheduler=lambda self, config, optimizer: scheduler(optimizer))
-    assert failure(train(trial, store)).message == line
+def test_a_word_that_the_loop_cannot_use_is_refused_in_one_line(store, words, line):
+    assert failure(train(variant(Exact, **words), store)).message == line
