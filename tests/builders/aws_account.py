@@ -76,13 +76,6 @@ def boot_times(text: str) -> tuple[float, float]:
 
 
 def started(account: Account) -> None:
-    tags = [{"Key": "rubberband:owner", "Value": "rubberband"}]
-    account.fake.session("admin").client("ec2").run_instances(
-        ImageId=next(name for name, image in account.fake.world.images.items() if image.architecture == "x86_64"),
-        InstanceType="m7i.large",
-        MinCount=1,
-        MaxCount=1,
-        SubnetId=account.place.subnet,
-        TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
-    )
+    tags = [{"ResourceType": "instance", "Tags": [{"Key": "rubberband:owner", "Value": "rubberband"}]}]
+    account.fake.launched("m7i.large", SubnetId=account.place.subnet, TagSpecifications=tags)
     account.sleep(60.0)

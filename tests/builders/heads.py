@@ -51,17 +51,12 @@ def head_of(account: Account, **aws: Any) -> HeadInstance:
 
 def worker(account: Account, name: str, owner: str = "rubberband", group_of: str | None = None) -> Instance:
     tags = [{"Key": key, "Value": value} for key, value in tags_of("digits", "r", (name,), owner).items()]
-    image = next(name for name, image in account.fake.world.images.items() if image.architecture == "x86_64")
-    account.session.client("ec2").run_instances(
-        ImageId=image,
-        InstanceType="g5.xlarge",
-        MinCount=1,
-        MaxCount=1,
+    return account.fake.launched(
+        "g5.xlarge",
         SubnetId=account.place.subnet,
         SecurityGroupIds=[ensure_group(account.session, group_of or owner, account.vpc)],
         TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
     )
-    return account.fake.instances[-1]
 
 
 @pytest.fixture

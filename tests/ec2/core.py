@@ -108,6 +108,13 @@ class FakeAws:
         `admin` (may do everything) or `nobody` (has no credentials)."""
         return FakeSession(self, principal, region or self.region)
 
+    def launched(self, instance_type: str, **words: Any) -> Instance:
+        """The last of what an administrator launches now, on an image of the account."""
+        image = next(name for name, one in self.world.images.items() if one.architecture == "x86_64")
+        asked = {"ImageId": image, "InstanceType": instance_type, "MinCount": 1, "MaxCount": 1, **words}
+        shown = self.session("admin").client("ec2").run_instances(**asked)["Instances"]
+        return self.world.instances[shown[-1]["InstanceId"]]
+
     def call(self, service: str, operation: str, params: Mapping[str, Any], principal: str) -> dict[str, Any]:
         """Carry out one call, `operation` as the API names it, with boto3's parameters and result (UserData in base64).
 

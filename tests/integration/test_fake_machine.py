@@ -46,21 +46,8 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeCloud]:
 
 
 def launch(aws: FakeCloud, script: str, **extra: Any) -> Instance:
-    image = next(one for one in aws.fake.world.images.values() if one.architecture == "x86_64")
-    answer = (
-        aws.fake.session("admin")
-        .client("ec2")
-        .run_instances(
-            ImageId=image.image_id,
-            InstanceType="g4dn.xlarge",
-            MinCount=1,
-            MaxCount=1,
-            InstanceInitiatedShutdownBehavior="terminate",
-            UserData=textwrap.dedent(script).lstrip(),
-            **extra,
-        )
-    )
-    return aws.fake.world.instances[answer["Instances"][0]["InstanceId"]]
+    words = {"InstanceInitiatedShutdownBehavior": "terminate", "UserData": textwrap.dedent(script).lstrip()}
+    return aws.fake.launched("g4dn.xlarge", **words, **extra)
 
 
 def script(body: str, lease: int = 600, lifetime: float = 600) -> str:

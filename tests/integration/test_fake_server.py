@@ -135,13 +135,8 @@ def test_botocore_finds_credentials_and_region_of_the_drivers_machine(server: Fa
 def test_metadata_wants_a_token_that_is_of_this_machine_and_not_too_old(tmp_path: Path) -> None:
     now = [NOW]
     fake = FakeAws(lambda: now[0], pending_s=0.0)
-    image = next(one for one in fake.world.images.values() if one.architecture == "x86_64")
-    launched = (
-        fake.session("admin")
-        .client("ec2")
-        .run_instances(ImageId=image.image_id, InstanceType="g4dn.xlarge", MinCount=2, MaxCount=2)
-    )
-    machine = launched["Instances"][1]["InstanceId"]
+    launched = fake.launched("g4dn.xlarge", MinCount=2, MaxCount=2)
+    machine = launched.instance_id
     with FakeServer(fake, tmp_path) as fresh:
         address = fresh.metadata_url(machine) + "/latest/meta-data/"
         assert curl(address + "instance-id")[0] == 401
@@ -152,7 +147,7 @@ def test_metadata_wants_a_token_that_is_of_this_machine_and_not_too_old(tmp_path
         assert "instance-id\n" in curl(address, *mine)[1]
         mac = curl(address + "mac", *mine)[1]
         vpc = curl(f"{address}network/interfaces/macs/{mac}/vpc-id", *mine)
-        assert vpc == (200, launched["Instances"][0]["VpcId"])
+        assert vpc == (200, launched.vpc_id)
         assert curl(address + "iam/security-credentials/", *mine)[0] == 404
         assert curl(address + "instance-id", "-H", f"X-aws-ec2-metadata-token: {token(fresh, 'driver')}")[0] == 401
         now[0] += 61

@@ -232,22 +232,13 @@ def test_the_last_words_name_the_step_and_what_it_said(shown: str, text: str) ->
 
 
 def machine_of(account: Account) -> dict[str, Any]:
-    ec2 = account.fake.session("admin").client("ec2")
-    image = next(iter(account.fake.world.images))
-    tags = [{"Key": "rubberband:owner", "Value": "rubberband"}]
-    answer = ec2.run_instances(
-        ImageId=image,
-        InstanceType="g5.xlarge",
-        MinCount=1,
-        MaxCount=1,
-        InstanceInitiatedShutdownBehavior="terminate",
-        TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
-    )
-    instance_id = answer["Instances"][0]["InstanceId"]
+    """What EC2 shows of an instance that powered itself off."""
+    tags = [{"ResourceType": "instance", "Tags": [{"Key": "rubberband:owner", "Value": "rubberband"}]}]
+    words = {"InstanceInitiatedShutdownBehavior": "terminate", "TagSpecifications": tags}
+    machine = account.fake.launched("g5.xlarge", **words)
     account.sleep(60)
-    account.fake.power_off(instance_id)
-    shown: dict[str, Any] = ec2.describe_instances(InstanceIds=[instance_id])["Reservations"][0]["Instances"][0]
-    return shown
+    account.fake.power_off(machine.instance_id)
+    return machine.as_dict(account.now)
 
 
 def test_the_driver_reads_the_console_of_what_powered_itself_off() -> None:

@@ -346,10 +346,7 @@ def fake(world: World) -> FakeAws:
 
 def launch(fake: FakeAws, instance_type: str, market: Market) -> None:
     words = {"InstanceMarketOptions": {"MarketType": "spot"}} if market == "spot" else {}
-    image = next(image for image in fake.world.images.values() if image.architecture == "x86_64")
-    fake.session("admin").client("ec2").run_instances(
-        ImageId=image.image_id, InstanceType=instance_type, MinCount=1, MaxCount=1, **words
-    )
+    fake.launched(instance_type, **words)
 
 
 def test_a_quota_of_vcpus_is_a_number_of_instances(fake: FakeAws) -> None:
