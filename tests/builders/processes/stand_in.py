@@ -70,7 +70,7 @@ def begin(folder: Path, name: str, template: sqlite3.Connection, now: object) ->
     for (statement,) in template.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"):
         journal.execute(statement)
     ((_, _, job, setup),) = template.execute("SELECT name, created_at, job, setup FROM experiments").fetchall()
-    job = json.dumps({**json.loads(job), "name": name})
+    job = json.dumps({**json.loads(job), "name": name}, separators=(",", ":"))  # as it was encoded
     journal.execute("INSERT INTO experiments VALUES (?, ?, ?, ?)", (name, now, job, setup))
     journal.commit()
     journal.close()
