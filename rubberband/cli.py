@@ -19,7 +19,7 @@ import typer
 import typer.core
 
 import rubberband
-from rubberband.errors import InfeasibleError, RubberbandError
+from rubberband.errors import InfeasibleError, InputError, RubberbandError
 from rubberband.interrupts import ENDS, AtOnce
 
 _PANELS = {
@@ -125,6 +125,8 @@ class Promised(typer.core.TyperCommand):
 
         With `--on head`, what asks for an experiment is carried out there; `run` sends it.
         """
+        if info_name == "run" and "--dry-run" in args:
+            raise InputError("--dry-run is a command: rubberband estimate FILE predicts time and cost")
         context = self.made().make_context(info_name, args, parent, **extra)
         if context.params.get("on") is not None and info_name != "run":
             from rubberband.commands.on_head import forward

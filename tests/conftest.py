@@ -32,9 +32,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 _FOR_TESTS = ("RUBBERBAND_TEST_", "RUBBERBAND_SCREENSHOTS", "RUBBERBAND_POOL_SEEDS", "RUBBERBAND_FREEZE_")
 _OF_THE_USER = ("RUBBERBAND_", "RAY_", "AWS_", "CUDA_VISIBLE_DEVICES", "LC_", "LANG", "TZ", "COLUMNS")
 # The user's choices, time zone and language change neither results nor output of tests; `own_home` has their files.
+# The zone is one in which no hour is that of UTC: a time that is local where it must not be is seen by any test.
 for _name in [name for name in os.environ if name.startswith(_OF_THE_USER) and not name.startswith(_FOR_TESTS)]:
     del os.environ[_name]
-os.environ |= {"LC_ALL": "C.UTF-8", "TZ": "UTC"}
+os.environ |= {"LC_ALL": "C.UTF-8", "TZ": "NPT-5:45"}
 time.tzset()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -81,7 +82,7 @@ def test_a_running_one_says_when_it_ends_and_its_best_first() -> None:
     known["summary"] |= {"best_value": 0.9, "best_trial": 3, "metric": "accuracy"}
     found = lines(known)
     assert found[1] == "best      accuracy=0.9 (trial 3)"
-    assert "; ends 00:17 (in 20s), 20s to spare; planned 50s" in found[2]
+    assert f"; ends {datetime.fromtimestamp(1020):%H:%M} (in 20s), 20s to spare; planned 50s" in found[2]
 
 
 def test_a_long_story_is_shown_from_its_end() -> None:

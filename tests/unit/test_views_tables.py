@@ -188,7 +188,7 @@ def test_a_line_that_wraps_is_indented_below_its_text() -> None:
 
 @pytest.mark.parametrize(("left_s", "day"), [(60.0, ""), (90000.0, "Jan 3 "), (31 * 86400.0, "Feb 2 ")])
 def test_an_end_is_an_instant_and_the_time_until_then(left_s: float, day: str) -> None:
-    now = 86400.0 + 3600.0 * 10
+    now = datetime(1970, 1, 2, 10).timestamp()
     hour = {60.0: "10:01", 90000.0: "11:00"}.get(left_s, "10:00")
     assert formatting.ends(now + left_s, left_s) == f"ends {day}{hour} (in {formatting.duration(left_s)})"
     assert formatting.ends(None, left_s) == f"ends in {formatting.duration(left_s)}"
@@ -214,7 +214,7 @@ def test_a_folded_table_loses_no_column_and_cuts_no_figure(width: int, monkeypat
     ("left", "day"), [("4m16s", ""), ("16h42m", ""), ("16h43m", "Mar 14 "), ("28d", "Mar 14 "), ("365d", "Mar 14 ")]
 )
 def test_an_end_on_another_day_has_its_day(left: str, day: str) -> None:
-    at = datetime(2026, 3, 14, 16, 42, tzinfo=UTC).timestamp()
+    at = datetime(2026, 3, 14, 16, 42).timestamp()
     assert formatting.ends(at, parse_duration(left)) == f"ends {day}16:42 (in {left})"
 
 
