@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Container, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from html.parser import HTMLParser
 from io import StringIO
 from itertools import chain
