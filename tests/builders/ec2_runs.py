@@ -73,6 +73,8 @@ class Ec2CommandLine(CommandLine):
         search = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.environment = {**aws.environment, "PYTHONPATH": search}
         (folder / "digits.yaml").write_text((ROOT / "examples" / "digits.yaml").read_text())
+        (folder / "examples").mkdir()
+        (folder / "examples" / "digits.py").write_text((ROOT / "examples" / "digits.py").read_text())
         (folder / "talking.py").write_text(TALKING)
 
     def instance(self, name: str) -> Instance:

@@ -80,7 +80,10 @@ def holds_the_bill(command_line: Ec2CommandLine, result: Result) -> None:
 @pytest.mark.parametrize("notice_s", [20.0, 3.0, None])
 def test_a_run_on_spot_of_which_an_instance_is_taken_away(command_line: Ec2CommandLine, notice_s: float | None) -> None:
     driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *SPOT, *FEW))
-    command_line.wait_for(driver, lambda result: iterations(result) >= 2, "digits")
+    begun = command_line.wait_for(driver, lambda result: iterations(result) >= 2, "digits")
+    # Lines that a machine has not sent yet are lost with it.
+    for trial in [trial.trial for trial in begun.trials if trial.iterations]:
+        eventually(lambda trial=trial: "iteration 1," in command_line("logs", "digits", str(trial))[0])
     assert {one.market for one in command_line.aws.fake.living} == {"spot"}
     taken = command_line.instance("i-001")
     command_line.aws.fake.reclaim(taken.instance_id, notice_s=notice_s)
