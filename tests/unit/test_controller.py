@@ -221,13 +221,16 @@ def test_an_instance_given_up_before_it_ran_is_not_asked_for_again() -> None:
     assert commands == [LaunchInstance(instance="i-003"), LaunchInstance(instance="i-004")]
 
 
-def test_before_its_first_step_a_trial_has_five_minutes_whatever_the_timeout() -> None:
-    story = begun(dataclasses.replace(JOB, iteration_timeout_s=5.0))
+@pytest.mark.parametrize(("timeout_s", "start_s"), [(5.0, 300.0), (600.0, 600.0)])
+def test_before_its_first_step_a_trial_has_its_timeout_and_at_least_five_minutes(
+    timeout_s: float, start_s: float
+) -> None:
+    story = begun(dataclasses.replace(JOB, iteration_timeout_s=timeout_s))
     began_at = story.at
-    assert story.controller.wake_at() == began_at + 300.0
+    assert story.controller.wake_at() == began_at + start_s
     for trial in range(4):
         story.tell(TrialStarted, trial=trial, attempt=1)
-    assert story.controller.wake_at() == began_at + 1.0 + 5.0
+    assert story.controller.wake_at() == began_at + 1.0 + timeout_s
 
 
 def wide(**words: Any) -> Story:
