@@ -21,6 +21,9 @@ from tests.ec2.instance import as_datetime
 from tests.ec2.request import Request, operation
 from tests.ec2.world import ACCOUNT, BucketFacts
 
+ON_A_PAGE = 2
+"""Keys that a list shows at most: S3 may stop anywhere, and who reads the first page alone is seen."""
+
 
 class Files(MutableMapping[str, bytes]):
     """Objects of a bucket as files of a folder, whose names are the quoted keys; writes are atomic, as S3's are."""
@@ -147,14 +150,19 @@ def get_versioning(request: Request) -> dict[str, Any]:
 
 @operation("s3", "ListObjectVersions")
 def list_versions(request: Request) -> dict[str, Any]:
-    """ListObjectVersions: a thousand at most, with the markers of deleted objects on the last page."""
+    """ListObjectVersions, with the markers of deleted objects on the last page."""
     bucket = request.params["Bucket"]
     _check(request, "s3:ListBucketVersions", bucket)
     objects, after = request.world.buckets[bucket], request.params.get("KeyMarker", "")
     keys = sorted(key for key in objects if key > after)
-    shown = [{"Key": key, "VersionId": "null", "Size": len(objects[key])} for key in keys[:1000]]
-    if len(keys) > 1000:
-        return {"Versions": shown, "IsTruncated": True, "NextKeyMarker": keys[999], "NextVersionIdMarker": "null"}
+    shown = [{"Key": key, "VersionId": "null", "Size": len(objects[key])} for key in keys[:ON_A_PAGE]]
+    if len(keys) > ON_A_PAGE:
+        return {
+            "Versions": shown,
+            "IsTruncated": True,
+            "NextKeyMarker": shown[-1]["Key"],
+            "NextVersionIdMarker": "null",
+        }
     markers = [{"Key": key, "VersionId": "m"} for key in sorted(request.world.facts(bucket).deleted)]
     return {"Versions": shown, "DeleteMarkers": markers, "IsTruncated": False}
 
@@ -290,7 +298,7 @@ def list_objects(request: Request) -> dict[str, Any]:
     objects, delimiter = request.world.buckets[bucket], request.params.get("Delimiter")
     after = request.params.get("ContinuationToken") or request.params.get("StartAfter", "")
     found = dict.fromkeys(_cut(key, len(prefix), delimiter) for key in sorted(objects) if key.startswith(prefix))
-    rest, most = [each for each in found if each > after], min(request.params.get("MaxKeys", 1000), 1000)
+    rest, most = [each for each in found if each > after], min(request.params.get("MaxKeys", ON_A_PAGE), ON_A_PAGE)
     shown = [
         {"Key": key, "Size": len(content), "ETag": _tag(content), "LastModified": as_datetime(request.now)}
         for key in rest[:most]
