@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,12 +97,10 @@ def test_objects_are_kept_listed_and_removed(server: FakeServer) -> None:
     for key, content in contents.items():
         assert s3.get_object(Bucket=BUCKET, Key=key)["Body"].read() == content
         assert s3.head_object(Bucket=BUCKET, Key=key)["ContentLength"] == len(content)
-    pages = s3.get_paginator("list_objects_v2").paginate(
-        Bucket=BUCKET, Prefix="runs/", PaginationConfig={"PageSize": 2}
-    )
-    assert [found["Key"] for page in pages for found in page["Contents"]] == sorted(contents)
-    top = s3.list_objects_v2(Bucket=BUCKET, Prefix="runs/", Delimiter="/")
-    assert [found["Prefix"] for found in top["CommonPrefixes"]] == ["runs/x/", "runs/ä/"]
+    pages = partial(s3.get_paginator("list_objects_v2").paginate, Bucket=BUCKET, Prefix="runs/")
+    assert [found["Key"] for page in pages() for found in page["Contents"]] == sorted(contents)
+    top = [found["Prefix"] for page in pages(Delimiter="/") for found in page.get("CommonPrefixes", ())]
+    assert top == ["runs/x/", "runs/ä/"]
     s3.delete_object(Bucket=BUCKET, Key="runs/a b")
     s3.delete_object(Bucket=BUCKET, Key="runs/a b")
     s3.delete_objects(Bucket=BUCKET, Delete={"Objects": [{"Key": key} for key in contents]})
