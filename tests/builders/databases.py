@@ -152,7 +152,7 @@ def run_sql(url: str, *statements: str) -> None:
 def until_it_waits(thread: threading.Thread, url: str) -> None:
     """Wait until a thread waits for another connection to the database, or has ended."""
     if url.startswith("sqlite"):
-        thread.join(0.3)  # of SQLite nobody hears who waits
+        thread.join(0.3)  # SQLite does not report a connection that waits for a lock
         return
     engine = sql.create_engine(url, poolclass=sql.NullPool)
     waiting = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"

@@ -77,7 +77,7 @@ def launches(call: FakeCall) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """One death of a driver, and the weather around it; by default nobody dies."""
+    """One death of a driver and the faults around it; by default there are none."""
 
     kill_at: int = -1
     """Index of the call, from the first of the experiment or the build."""

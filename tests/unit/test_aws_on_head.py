@@ -271,7 +271,7 @@ def test_a_head_that_has_ended_spends_no_more(home: Path, head: Head, now: float
     head.answers = lambda what, words: {"at": "s3://b/copy"} if what == "keep" else shown(b"", lives=False)
     say(*RUN)
     assert say("cloud", "down", "digits.yaml", "-y")[0] == 0
-    assert committed_usd(home, now) == pytest.approx(2.0), "nobody can say what it has spent"
+    assert committed_usd(home, now) == pytest.approx(2.0), "what it has spent is not known"
     assert committed_usd(home, month_end(now)) == 0.0
 
 

@@ -306,7 +306,7 @@ def test_the_drivers_place_is_what_its_metadata_service_shows() -> None:
     assert own_place(lambda _: None) is None
 
 
-# What is installed: the driver's versions, its package as a wheel, and what the file asks for
+# Installed are the driver's versions, its package as a wheel, and what the file asks for
 
 
 class Package:
@@ -430,7 +430,7 @@ def test_another_file_in_the_place_of_the_wheel_is_replaced(account: Account) ->
     address = installing.upload_wheel(Packages(account.session, f"s3://{account.bucket}/c"))
     objects = account.fake.world.buckets[account.bucket]
     (key,) = objects
-    content, objects[key] = objects[key], b"somebody else's"
+    content, objects[key] = objects[key], b"another account's"
     assert installing.upload_wheel(Packages(account.session, f"s3://{account.bucket}/c")) == address
     assert objects[key] == content
 

@@ -92,7 +92,7 @@ def test_a_killed_run_restarts_automatically_and_is_done(house: House, caplog: p
         runs.submit(experiment())
         assert house.wait("one", DONE, REFUSED).attempt == 2
     assert house.seqs("one") == list(range(count_of(house.journal)))
-    assert "interrupted" not in house.states("one")  # or whoever waits for its end would resume it, too
+    assert "interrupted" not in house.states("one")  # a client that waits for its end would resume it, too
     assert [start[2] for start in house.starts()] == ["1", "2"]
     assert sum(line.startswith("experiment one: its process ended unexpectedly") for line in caplog.messages) == 1
 
