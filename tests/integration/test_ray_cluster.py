@@ -343,7 +343,7 @@ def test_another_job_gets_freed_nodes_at_each_sync_while_the_run_goes_on(tmp_pat
             for line, syncs in (("waits", 0), ("has 2 more", 2), ("waits", 2), ("has 1 more", 3)):
                 assert other.stdout.readline().strip() == line
                 assert runs.output.count("SYNC ") >= syncs
-                assert run.poll() is None
+                assert syncs == 3 or run.poll() is None  # after the last SYNC nothing is left to do
             assert "done: best loss" in runs.done(run)
         finally:
             other.kill()
