@@ -8,28 +8,32 @@ the same progress at any batch size. (With AdaScale that is the gain of the step
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.optim import Optimizer
 
 from rubberband.executor.training.agent import BatchAgent, BatchChoice, ChoiceBudget
 from rubberband.executor.training.clocks import CudaLapClock, LapClock
+from rubberband.executor.training.components import SharePolicy
 from rubberband.executor.training.failures import refused
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import GradientNoise
 from rubberband.executor.training.metrics import Weight
 from rubberband.executor.training.noise_scale import NoiseReading
 from rubberband.executor.training.options import LrScaling, make_lr_scaling, scaled_lr
-from rubberband.executor.training.sampler import Batching, GlobalBatch, SharePolicy
-from rubberband.executor.training.segment import BatchReport, Segment
+from rubberband.executor.training.sampler import Batching, GlobalBatch
+from rubberband.executor.training.segment import Segment
+from rubberband.executor.training.step import TrainStep
 from rubberband.planner.balancing import even_shares
 from rubberband.planner.goodput import candidates, efficiency
 from rubberband.units import counted
 from rubberband.values.adaptive import MAX_GROWTH, AdaptiveBatch, BatchLimits, BatchUse
+
+if TYPE_CHECKING:
+    from rubberband.executor.training.loop import TorchRunner
 
 MOST_USES = 16
 """The most stretches in the report of an iteration; neighbours are joined beyond that."""
@@ -120,44 +124,41 @@ SWEEP_S = 60.0
 """A sweep begins no further size after this time."""
 
 
-def make_adaptive(
-    segment: Segment,
-    gang: Gang,
-    optimizer: Optimizer,
-    wrapped: torch.nn.Module,
-    *,
-    limits: BatchLimits,
-    samples_per_iteration: int,
-    num_samples: int,
-    least_per_gpu: int,
-    fits: Callable[[int], bool],
-    gradient_scale: Callable[[], torch.Tensor | None],
-    shares: SharePolicy = even_shares,
-    pace: Callable[[], float] = lambda: 1.0,
-) -> AdaptiveBatching:
+def make_batching(loop: TorchRunner) -> AdaptiveBatching | None:
     """Return the adaptive batches of a trial on one worker. Raises TrialFailure if the limits do not fit the gang."""
-    assert segment.batch is not None
+    segment, step = loop.segment, loop.step
+    if segment.batch is None:
+        return None
+    assert isinstance(step, TrainStep), "batches of an own step are fixed"
+    limits = resolve_limits(
+        segment.batch,
+        batch_size=loop.batch_size,
+        per_gpu=loop.limit,
+        num_samples=loop.feed.num_samples,
+        samples_per_iteration=loop.samples_per_iteration,
+    )
+    optimizer = loop.optimizers.members[0]
     return AdaptiveBatching(
         segment=segment,
         limits=limits,
-        samples_per_iteration=samples_per_iteration,
-        num_samples=num_samples,
-        gang=gang,
+        samples_per_iteration=loop.samples_per_iteration,
+        num_samples=loop.feed.num_samples,
+        gang=loop.gang,
         noise=GradientNoise(
             optimizer,
-            wrapped,
+            step.wrapped,
             rank=segment.rank,
             num_workers=segment.num_workers,
             initial_batch=limits.initial,
-            total=gang.sum,
-            gradient_scale=gradient_scale,
+            total=loop.gang.sum,
+            gradient_scale=step.precision.scale,
         ),
         scaling=make_lr_scaling(segment.batch.lr_scaling, optimizer, segment.batch.warmup_epochs),
-        least_per_gpu=least_per_gpu,
-        fits=fits,
+        least_per_gpu=step.least,
+        fits=step.fits,
         clock=CudaLapClock() if segment.device == "cuda" else LapClock(),
-        shares=shares,
-        pace=pace,
+        shares=loop.division.shares,
+        pace=loop.division.pace,
     )
 
 
@@ -284,7 +285,7 @@ class AdaptiveBatching(Batching):
         with scaled_lr(optimizer, self._lr_factor):
             return step()
 
-    def after_step(self, batch: GlobalBatch, *, has_stepped: bool = True) -> int:
+    def after_step(self, batch: GlobalBatch, *, has_stepped: bool = True) -> None:
         """Count the step, and decide again when due. The LR schedule advances by progress in batches of M0."""
         if has_stepped:
             self._progress += self._useful * batch.size
@@ -301,8 +302,7 @@ class AdaptiveBatching(Batching):
             self._decide()
         # A schedule may have exactly the planned steps: the excess counts in the next iteration.
         due = int(min(self._progress, self._target) // self._agent.limits.initial)
-        batches, self._scheduled = due - self._scheduled, due
-        return batches
+        self.batches_due, self._scheduled = due - self._scheduled, due
 
     def pause(self) -> None:
         self.clock.pause()
@@ -310,7 +310,7 @@ class AdaptiveBatching(Batching):
     def resume(self) -> None:
         self.clock.resume()
 
-    def end(self) -> BatchReport:
+    def end(self) -> Mapping[str, Any]:
         """Return the stretches of the iteration. A decision of few steps ago still stands."""
         if self.segment.batch_mode != "sweep":
             if 4 * self._since_decision >= self._interval:
@@ -318,7 +318,11 @@ class AdaptiveBatching(Batching):
             else:
                 self._close_stretch(self._noise_scale)
         uses, self._uses = tuple(self._uses), []
-        return BatchReport(batches=uses, limits=self._agent.limits, samples_per_iteration=self.samples_per_iteration)
+        return {
+            "batches": uses,
+            "limits": self._agent.limits,
+            "samples_per_iteration": self.samples_per_iteration,
+        }
 
     def _decide(self) -> None:
         """Learn from the last stretch, and choose the batch of the next one; on all ranks."""

@@ -14,21 +14,26 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from rubberband.executor.training.clocks import ComputeTimer, StepTimes
+from rubberband.executor.training.clocks import ComputeTimer, StepTimes, make_timer
+from rubberband.executor.training.components import Division
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.sampler import Batching, GlobalBatch
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.step import Step
+from rubberband.executor.training.torch_trial import override_of
 from rubberband.planner.balancing import Balancer, Look, ShareLimits, even_shares, make_balancer, scale_shares
 from rubberband.values.balance import BalanceUse
+
+if TYPE_CHECKING:
+    from rubberband.executor.training.loop import TorchRunner
 
 LOOKS_SHARE = 0.004
 """Share of the time for looks."""
@@ -78,15 +83,29 @@ class _Level:
         return median(self._now) / median(self._before) if self._now else 1.0
 
 
-class Balancing:
-    """Divides the batches of a gang; all of its workers call it in lockstep."""
+class _Steps(Protocol):
+    """The parts of a loop that are there once it trains."""
+
+    @property
+    def step(self) -> Step:
+        """Takes the steps."""
+
+    @property
+    def batching(self) -> Batching:
+        """Says how large the batches are."""
+
+
+class Balancing(Division):
+    """Divides the batches of a gang by the speed of its workers; all of them call it in lockstep."""
+
+    is_fixed = False
 
     def __init__(
         self,
         segment: Segment,
         gang: Gang,
         timer: ComputeTimer,
-        step: Step,
+        loop: _Steps,
         batch_size: int,
         *,
         num_samples: int,
@@ -99,7 +118,8 @@ class Balancing:
         `is_costly`: a change of the shares takes time, as loaders begin again or the model is compiled for other sizes.
         On a GPU it always may: cuDNN looks for other kernels, which takes long with `torch.backends.cudnn.benchmark`.
         """
-        self._segment, self._gang, self._timer, self._step = segment, gang, timer, step
+        self._segment, self._gang, self._loop = segment, gang, loop
+        self.timer: ComputeTimer = timer
         self._clock = clock
         self._is_cuda = segment.device == "cuda"
         self._is_costly = is_costly or self._is_cuda
@@ -127,22 +147,24 @@ class Balancing:
             return self._now
         if self._now == even_shares(self._size, num_workers):
             return even_shares(batch_size, num_workers)
-        return at_least(scale_shares(self._now, batch_size), self._step.least)
+        return at_least(scale_shares(self._now, batch_size), self._loop.step.least)
+
+    def largest_share(self, batch_size: int, num_workers: int) -> int:
+        return batch_size
 
     def begin_step(self) -> None:
-        """Note that a step begins."""
-        self._timer.begin()
+        self.timer.begin()
 
-    def end_step(self, batch: GlobalBatch) -> None:
-        """Note that a step is over."""
+    def after_step(self, batch: GlobalBatch, *, has_stepped: bool = True) -> None:
         counts = self._untimed == 0 and batch.shares == self._now
-        self._timer.end(counts=counts, has_changed=self._untimed > 0 and self._changes > 0)
+        self.timer.end(counts=counts, has_changed=self._untimed > 0 and self._changes > 0)
         self._untimed = max(0, self._untimed - 1)
         self._since += 1
         self._since_change += 1
 
-    def look_if_due(self, batching: Batching) -> None:
+    def pause(self) -> None:
         """Exchange the times, if a look is due, and divide the next batches by them."""
+        batching = self._loop.batching
         batch_size = min(batching.batch_size, self._num_samples)
         if self._since < self._interval and batch_size == self._size:
             return
@@ -150,7 +172,7 @@ class Balancing:
         if self._is_cuda:  # part of the look: afterwards the host is no longer ahead of the GPU
             torch.cuda.synchronize()
         self._num_looks += 1
-        times = self._timer.take()
+        times = self.timer.take()
         if not math.isnan(times.changed_s):
             self._changes_s.append(times.changed_s)
         change_s = min(self._changes_s) if len(self._changes_s) > 1 else math.nan
@@ -202,7 +224,9 @@ class Balancing:
         most = min(batch_size, most or batch_size)
         if self._segment.balance.max_share is not None:
             most = min(most, max(int(self._segment.balance.max_share * batch_size), -(-batch_size // num_workers)))
-        return ShareLimits(caps=(most,) * num_workers, least=self._step.least, zero_costs_nothing=self._step.can_skip)
+        return ShareLimits(
+            caps=(most,) * num_workers, least=self._loop.step.least, zero_costs_nothing=self._loop.step.can_skip
+        )
 
     def _next_interval(self, rows: Sequence[Sequence[float]], times: StepTimes) -> int:
         """Return the steps until the next look. The worker that comes last to a look does not wait in it."""
@@ -243,6 +267,9 @@ class Balancing:
         """
         return self._pace * self._level.change()
 
+    def end(self) -> Mapping[str, Any]:
+        return {"balance": self.report()} if self._segment.rank == 0 else {}
+
     def report(self) -> BalanceUse | None:
         """Return the shares and times since the last report, on rank 0; None without a look."""
         stretch, self._stretch = self._stretch, _BalancedStretch()
@@ -271,6 +298,24 @@ class Balancing:
             return
         self._balancer.restore(state["balancer"])
         self._size, self._now = sum(state["shares"]), tuple(state["shares"])
+
+
+def make_division(loop: TorchRunner) -> Balancing | None:
+    """Return what balances the gang of a trial; None where its shares are fixed."""
+    segment, feed = loop.segment, loop.feed
+    if feed.is_stream and feed.has_workers:  # after a change they would read it from its beginning
+        return None
+    if not can_balance(segment, has_own_step=override_of(loop.trial, "step") is not None):
+        return None
+    return Balancing(
+        segment,
+        loop.gang,
+        make_timer(loop.gang, loop.device),
+        loop,
+        loop.batch_size,
+        num_samples=feed.num_samples,
+        is_costly=feed.has_workers or loop.trial.compile,
+    )
 
 
 def can_balance(segment: Segment, *, has_own_step: bool) -> bool:

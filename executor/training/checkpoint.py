@@ -1,9 +1,8 @@
 """The checkpoint of a `TorchTrial`: the states of its components by name, their copy in host memory, and its file.
 
 The content is a dictionary: `format`, `kind`, `iterations`, `seed`, `data_seed` and `metrics`; the `state_dict()` of
-each component (`TorchRunner` lists them); and of a trial with a `state_dict()` of its own, that as `trial`, and as
-`trial_on_host` the numbers of its tensors that were in host memory. A component that is added needs another name, and
-takes None from checkpoints that are older.
+each component that has one (`TorchRunner` lists them); and of a trial with a `state_dict()` of its own, that as
+`trial`, and as `trial_on_host` the numbers of its tensors that were in host memory.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import itertools
 import mmap
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +25,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from rubberband.errors import CheckpointError
+from rubberband.executor.training.components import Component
 from rubberband.executor.training.options import Group
 
 MOST_KEPT_BYTES = 2 << 30
@@ -203,29 +203,8 @@ def _key(tensor: torch.Tensor) -> int:
 # The components.
 
 
-class Stateful(Protocol):
-    """A component of a trial whose state is part of its checkpoint, by the calls that torch's own components have."""
-
-    def state_dict(self) -> Any:
-        """Return the state: plain values and tensors, which may be the component's own."""
-
-    def load_state_dict(self, state: Any, /) -> Any:
-        """Continue from the state, on any number of workers; None: the checkpoint is older than this component."""
-
-
-class StatefulCalls(NamedTuple):
-    """A component that is made of two functions."""
-
-    state_dict: Callable[[], Any]
-    load_state_dict: Callable[[Any], Any]
-
-
-NOTHING = StatefulCalls(lambda: None, lambda state: None)
-"""Stands for a component that the trial does not have."""
-
-
 @dataclass(frozen=True, slots=True)
-class Model:
+class Model(Component):
     """The model, without DistributedDataParallel's prefix."""
 
     module: nn.Module
@@ -242,7 +221,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainedParameters:
+class TrainedParameters(Component):
     """The names of the model's trained parameters, and of those of each group of each optimizer, which hooks change."""
 
     module: nn.Module
@@ -275,7 +254,7 @@ class TrainedParameters:
 
 
 @dataclass(frozen=True, slots=True)
-class Optimizers:
+class Optimizers(Component):
     """The optimizers of a trial."""
 
     optimizers: Group[Optimizer]

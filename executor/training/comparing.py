@@ -32,6 +32,8 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import Subset
 
 from rubberband.cloud.ray_head.ray_node import free_port
+from rubberband.executor.training.clocks import ComputeTimer
+from rubberband.executor.training.components import Component
 from rubberband.executor.training.data import cpu_states, set_cpu_states
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import TrialFailure, describe
@@ -268,8 +270,8 @@ def _train_alone(trial: TorchTrial, segment: Segment, half: int, jobs: Connectio
     runner.begin(None)
     observer = _Observer(runner, jobs)
     for iterations in range(1, segment.until_iterations + 1):
-        if isinstance(runner._step, _InTurn) and iterations == half + 1:
-            runner._step.knows_metrics = False
+        if isinstance(runner.step, _InTurn) and iterations == half + 1:
+            runner.step.knows_metrics = False
         observer.train(iterations, restored=iterations > half)
 
 
@@ -341,7 +343,7 @@ def _prepared(trial: TorchTrial, segment: Segment, gang: Gang, *, is_alone: bool
             return (size,)
         if size != batch_size:
             return (size - size // 2, size // 2) if are_equal else (size, 0)
-        return shares[(made[0]._steps if made else 0) % len(shares)]
+        return shares[(made[0].counter.count if made and hasattr(made[0], "counter") else 0) % len(shares)]
 
     made.append((_AloneRunner if is_alone else TorchRunner)(trial, segment, gang, shares=policy))
     if are_equal and isinstance(made[0], _AloneRunner):
@@ -408,40 +410,40 @@ class _AloneRunner(TorchRunner):
     tolerance: float | None = _TOLERANCE
     """Difference allowed to a gang's weights; None: they cannot be compared."""
 
-    def _make_step(self, largest_share: int | None) -> Any:
+    def _make_step(self) -> Any:
         if override_of(self.trial, "step") is not None:
             # Its gradients come in another order, and an optimizer such as Adam makes much of a rounded 0.
             optimizers, has_norm = self.optimizers.members, bool(statistics_in(self.module))
             self.tolerance = None if has_norm or any(map(is_adaptive, optimizers)) else _OWN_TOLERANCE
-            return super()._make_step(largest_share)
+            return super()._make_step()
         return _InTurn(
             self.trial,
-            self._segment,
-            self._gang,
+            self.segment,
+            self.gang,
             self.module,
-            self._feed,
+            self.feed,
             optimizer=self.optimizers.members[0],
-            timer=self._timer,
+            timer=ComputeTimer(),
             is_one_pass=True,
         )
 
     def _draw_apart(self, iterations: int) -> None:
         self._begun = cpu_states()
-        if isinstance(self._step, _InTurn):
-            self._statistics = self._step  # type: ignore[assignment] # it has those of each worker
-            reseed("train", self._segment.seed, iterations, 1)
-            self._step.begin_turns([self._begun, cpu_states()])
+        if isinstance(self.step, _InTurn):
+            self.components["statistics"] = _TurnStatistics(self.step)
+            reseed("train", self.segment.seed, iterations, 1)
+            self.step.begin_turns([self._begun, cpu_states()])
             set_cpu_states(self._begun)
 
     def note_draws(self) -> None:
         """Note, after a step, whether an own step draws random numbers: other ones on each worker of a gang."""
-        if isinstance(self._step, OwnStep) and _differ(cpu_states(), self._begun):
+        if isinstance(self.step, OwnStep) and _differ(cpu_states(), self._begun):
             self.tolerance = None
 
     def has_drawn(self, iterations: int) -> bool:
         """Return whether the evaluation after that iteration drew random numbers."""
         now = cpu_states()
-        reseed("evaluate", self._segment.seed, iterations)
+        reseed("evaluate", self.segment.seed, iterations)
         fresh = cpu_states()
         set_cpu_states(now)
         return _differ(now, fresh)
@@ -449,6 +451,17 @@ class _AloneRunner(TorchRunner):
 
 def _differ(ones: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
     return pickle.dumps(ones[:2]) != pickle.dumps(others[:2]) or not torch.equal(ones[2], others[2])
+
+
+class _TurnStatistics(Component):
+    """Averages the statistics of each worker, whose samples are counted in its pass."""
+
+    def __init__(self, step: _InTurn) -> None:
+        self._step = step
+
+    def end(self) -> Mapping[str, Any]:
+        self._step.average()
+        return {}
 
 
 class _InTurn(TrainStep):
@@ -507,9 +520,6 @@ class _InTurn(TrainStep):
         self._put(self._kept)
         set_cpu_states(self._states[0])
         return found
-
-    def add(self, samples: int) -> None:
-        """Note nothing: the samples of each worker are counted in its pass."""
 
     @torch.no_grad()
     def average(self) -> None:

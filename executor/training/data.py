@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
+from rubberband.executor.training.components import Component
 from rubberband.executor.training.failures import refused
 from rubberband.executor.training.gpu_rows import GpuRows, Residence
 from rubberband.executor.training.loading import LoaderSettings, LoaderWorkers, Part, to_device
@@ -332,7 +333,7 @@ def num_samples(dataset: Dataset[Any], what: str) -> int:
     return len(dataset)
 
 
-class Feed:
+class Feed(Component):
     """The training or evaluation set of one worker: batches on its device, by position.
 
     Where loader workers are wanted, they load what `expect` and `ahead` say that comes next; `load` takes it from them,

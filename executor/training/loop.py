@@ -12,6 +12,9 @@ The learning curve does not depend on the gang, except for the order of floating
   differ with the number of workers, and are equal only in distribution; so are the statistics of BatchNorm, which see a
   worker's micro-batch. Random draws of the dataset (augmentation) follow from (seed, epoch, position) and are the same.
 * Evaluation is described in `metrics.py`.
+
+A step is: the sampler gives a global batch, of the size that the batching says and divided as the division says; the
+step (`step.py`) takes this worker's share. All else is done by components, whose list is in `TorchRunner._listed`.
 """
 
 from __future__ import annotations
@@ -24,95 +27,84 @@ import sys
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.checkpoints.folders import FORMAT
-from rubberband.executor.training.balancing import Balancing, can_balance
 from rubberband.executor.training.checkpoint import (
-    NOTHING,
     HostCopy,
     Model,
     Optimizers,
-    Stateful,
-    StatefulCalls,
     TrainedParameters,
     on_device,
     on_host,
     read,
     write,
 )
-from rubberband.executor.training.clocks import ComputeTimer, make_timer
+from rubberband.executor.training.clocks import ComputeTimer
+from rubberband.executor.training.components import (
+    BATCHINGS,
+    DIVISIONS,
+    Component,
+    Division,
+    SharePolicy,
+    made_by,
+)
 from rubberband.executor.training.data import Feed, iteration_of
 from rubberband.executor.training.failures import TrialFailure, refused
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gpu_rows import Residence
 from rubberband.executor.training.loading import LoaderSettings, Part
 from rubberband.executor.training.metrics import Evaluation
-from rubberband.executor.training.options import build_optimizer, build_scheduler, check_words, fixed_steps
+from rubberband.executor.training.options import build_optimizer, check_words
 from rubberband.executor.training.runner import Runner, Steps, clean_metrics, expect, positive
-from rubberband.executor.training.sampler import (
-    Batching,
-    FixedBatching,
-    GlobalBatch,
-    GlobalBatchSampler,
-    SharePolicy,
-    reseed,
-)
+from rubberband.executor.training.sampler import Batching, FixedBatching, GlobalBatch, GlobalBatchSampler, reseed
+from rubberband.executor.training.schedule import LrSchedule, fixed_steps
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.step import OwnStep, Step, TrainStep, check_own_step
 from rubberband.executor.training.torch_trial import TorchTrial, override_of
 from rubberband.executor.training.worker_process import compute_with, cpus_per_slot
-from rubberband.executor.training.wrapping import (
-    RunningStatistics,
-    check_same_weights,
-    lazy_names,
-    parameters_of,
-    prepare,
-)
-from rubberband.planner.balancing import even_shares
+from rubberband.executor.training.wrapping import RunningStatistics, SameWeights, lazy_names, prepare
 
 
 class TorchRunner(Runner):
-    """Trains a `TorchTrial`; `shares`, if given, says how a global batch is split over the workers."""
+    """Trains a `TorchTrial`. Its components use what is public here.
+
+    `shares`, if given, says how a global batch is split over the workers.
+    """
 
     maps = True
+    step: Step
+    batching: Batching
+    module: torch.nn.Module
 
     def __init__(self, trial: TorchTrial, segment: Segment, gang: Gang, *, shares: SharePolicy | None = None) -> None:
-        self.trial = trial
-        self._segment = segment
-        self._gang = gang
-        self._device = torch.device("cuda", 0) if segment.device == "cuda" else torch.device("cpu")
+        self.trial, self.segment, self.gang = trial, segment, gang
+        self.device = torch.device("cuda", 0) if segment.device == "cuda" else torch.device("cpu")
         if segment.device == "cuda" and segment.trials_per_gpu > 1:
             torch.cuda.set_per_process_memory_fraction(1.0 / segment.trials_per_gpu)
         trial.max_iterations = max(segment.max_iterations or 0, segment.until_iterations)
         reseed("setup", segment.seed)
-        self._batch_size = positive("global_batch_size()", trial.global_batch_size(segment.config))
-        self._limit: int | None = None
+        self.batch_size = positive("global_batch_size()", trial.global_batch_size(segment.config))
+        self.limit: int | None = None
+        """The trial's own limit of samples that go through the model at once."""
         if trial.max_batch_size_per_gpu is not None:
-            self._limit = positive("max_batch_size_per_gpu", trial.max_batch_size_per_gpu)
-        self._timer = ComputeTimer()
-        self._shares = shares or even_shares
+            self.limit = positive("max_batch_size_per_gpu", trial.max_batch_size_per_gpu)
         self._build_data()
-        self._build_model(balances=shares is None and self._can_balance())
-        self._batching = self._step.batching = self._make_batching()
+        self._build_model(shares)
         self._batch_report = BatchReport()
-        self._host_copy = HostCopy(self._device)
+        self._host_copy = HostCopy(self.device)
         self.checkpoint_every = positive("checkpoint_every", trial.checkpoint_every)
-        self._steps = 0
-        """Optimizer steps of the trial."""
-        self._on_step = override_of(trial, "on_step")
+        self.components = self._listed()
 
     def _build_data(self) -> None:
-        segment, trial = self._segment, self.trial
+        segment, trial = self.segment, self.trial
         collate = None if getattr(trial.collate, "__func__", None) is TorchTrial.collate else trial.collate
         reseed("data", segment.data_seed)  # the same data for all trials
         dataset = trial.train_dataset(segment.config)
@@ -123,76 +115,60 @@ class TorchRunner(Runner):
             cpus=cpus_per_slot(segment.slots_on_machine),
             start=trial.worker_init,
         )
-        has_room = self._device.type == "cuda" and segment.most_per_gpu is None
-        residence = Residence(self._device, share=1.0 / segment.trials_per_gpu) if has_room else None
+        has_room = self.device.type == "cuda" and segment.most_per_gpu is None
+        residence = Residence(self.device, share=1.0 / segment.trials_per_gpu) if has_room else None
         make_feed = partial(
-            Feed, device=self._device, collate=collate, seed=segment.seed, settings=settings, residence=residence
+            Feed, device=self.device, collate=collate, seed=segment.seed, settings=settings, residence=residence
         )
-        self._feed = make_feed(dataset, batch_size=self._batch_size)
-        self._feed.ahead = self._parts_ahead
-        if self._device.type == "cuda":  # batches are gathered here, while the GPU works
-            compute_with(settings.cpus - self._feed.num_workers)
-        self._sampler = self._make_sampler(dataset)
+        self.feed = make_feed(dataset, batch_size=self.batch_size)
+        self.feed.ahead = self._parts_ahead
+        if self.device.type == "cuda":  # batches are gathered here, while the GPU works
+            compute_with(settings.cpus - self.feed.num_workers)
+        self.sampler = self._make_sampler(dataset)
         samples = trial.samples_per_iteration or (
-            iteration_of(dataset) if self._feed.is_stream else self._feed.num_samples
+            iteration_of(dataset) if self.feed.is_stream else self.feed.num_samples
         )
-        self._samples_per_iteration = positive("samples_per_iteration", samples)
-        self._evaluation = Evaluation(trial, segment, self._gang, every=positive("eval_every", trial.eval_every))
-        size = min(self._batch_size, self._limit or self._batch_size)
+        self.samples_per_iteration = positive("samples_per_iteration", samples)
+        self.evaluation = Evaluation(trial, segment, self.gang, every=positive("eval_every", trial.eval_every))
+        size = min(self.batch_size, self.limit or self.batch_size)
         if trial.eval_batch_size is not None:
             size = positive("eval_batch_size", trial.eval_batch_size)
-        self._evaluation.load(make_feed, size)
+        self.evaluation.load(make_feed, size)
 
     def _make_sampler(self, dataset: Any) -> GlobalBatchSampler:
-        segment, trial, total = self._segment, self.trial, self._feed.num_samples
+        segment, trial, total = self.segment, self.trial, self.feed.num_samples
         adapts = segment.batch is not None
-        if self._feed.is_stream:
+        if self.feed.is_stream:
             if adapts:
                 raise refused(
                     f"train_dataset() returned {type(dataset).__name__}, which is read from front to end and cannot "
                     "have adaptive batches; leave out batch in the experiment, or return a dataset with len and [i]",
                 )
             return GlobalBatchSampler(total, segment.seed, in_order=True)
-        if trial.drop_last and not adapts and self._batch_size > total:
+        if trial.drop_last and not adapts and self.batch_size > total:
             raise refused(
-                f"drop_last leaves nothing of the {total} samples of train_dataset() in batches of {self._batch_size}; "
+                f"drop_last leaves nothing of the {total} samples of train_dataset() in batches of {self.batch_size}; "
                 "use smaller batches, or drop_last = False",
             )
         return GlobalBatchSampler(total, segment.seed, crosses=adapts, drop_last=trial.drop_last)
 
-    def _can_balance(self) -> bool:
-        if self._feed.is_stream and self._feed.has_workers:  # after a change they would read it from its beginning
-            return False
-        return can_balance(self._segment, has_own_step=override_of(self.trial, "step") is not None)
-
-    def _build_model(self, *, balances: bool) -> None:
-        segment, trial = self._segment, self.trial
-        if balances:
-            self._timer = make_timer(self._gang, self._device)
+    def _build_model(self, shares: SharePolicy | None) -> None:
+        segment, trial = self.segment, self.trial
         reseed("setup", segment.seed)
-        self.module = trial.build_model(segment.config).to(self._device)
+        self.module = trial.build_model(segment.config).to(self.device)
         check_words(trial)
         self._materialise()
         self.compiles = trial.compile
-        prepare(self.module, trial, has_fixed_sizes=segment.batch is None and not balances)
+        given = None if shares is None else Division(shares)
+        self.division: Division = given or made_by(DIVISIONS, self) or Division()
+        prepare(self.module, trial, has_fixed_sizes=segment.batch is None and self.division.is_fixed)
         reseed("setup", segment.seed)
         self.optimizers = build_optimizer(trial, segment.config, self.module)
-        self._schedules = build_scheduler(trial, segment.config, self.optimizers, self._total_steps())
-        self._gang.meet()  # one machine may have had to fetch the data, or the weights
-        self._step = self._make_step(largest_share=self._batch_size if balances else None)
-        self._statistics = RunningStatistics(self.module, self._gang)
-        self._balancing: Balancing | None = None
-        if balances:
-            self._balancing = Balancing(
-                segment,
-                self._gang,
-                self._timer,
-                self._step,
-                self._batch_size,
-                num_samples=self._feed.num_samples,
-                is_costly=self._feed.has_workers or trial.compile,
-            )
-            self._shares = self._balancing.shares
+        self.schedule = LrSchedule(self)
+        self.gang.meet()  # one machine may have had to fetch the data, or the weights
+        self.step = self._make_step()
+        self.batching = self.step.batching = self._make_batching()
+        self.counter = StepCounter(self)
 
     def _materialise(self) -> None:
         """Give lazy layers their shapes by a pass over two samples, the same on every worker.
@@ -200,10 +176,10 @@ class TorchRunner(Runner):
         Raises TrialFailure where that cannot be.
         """
         names = lazy_names(self.module)
-        if names and not self._feed.is_stream and override_of(self.trial, "step") is None:
-            reseed("setup", self._segment.seed)
+        if names and not self.feed.is_stream and override_of(self.trial, "step") is None:
+            reseed("setup", self.segment.seed)
             with torch.no_grad():
-                self.trial.loss(self.module.eval(), self._feed.load(np.arange(min(2, self._feed.num_samples))))
+                self.trial.loss(self.module.eval(), self.feed.load(np.arange(min(2, self.feed.num_samples))))
             names = lazy_names(self.module)
         if names:
             raise refused(
@@ -211,97 +187,65 @@ class TorchRunner(Runner):
                 "through the model in build_model()"
             )
 
-    def _make_step(self, largest_share: int | None) -> Step:
-        segment, trial = self._segment, self.trial
-        place = (trial, segment, self._gang, self.module, self._feed)
+    def _make_step(self) -> Step:
+        segment, trial = self.segment, self.trial
+        place = (trial, segment, self.gang, self.module, self.feed)
         if override_of(trial, "step") is not None:
             check_own_step(trial, segment)
             return OwnStep(*place, optimizers=self.optimizers)
-        share = largest_share or max(self._shares(self._batch_size, segment.num_workers))
+        share = self.division.largest_share(self.batch_size, segment.num_workers)
         return TrainStep(
             *place,
             optimizer=self.optimizers.members[0],
-            timer=self._timer,
-            is_one_pass=self._limit is None or share <= self._limit,
-        )
-
-    def _total_steps(self) -> int:
-        """Return how often the LR schedule steps in a trial that trains to the end."""
-        segment = self._segment
-        iterations = self.trial.max_iterations
-        if self.trial.scheduler_step == "iteration":
-            return iterations
-        if segment.batch is not None:
-            return max(1, iterations * self._samples_per_iteration // (segment.batch.initial or self._batch_size))
-        return fixed_steps(
-            iterations,
-            num_samples=self._feed.num_samples,
-            batch_size=self._batch_size,
-            samples_per_iteration=self._samples_per_iteration,
-            drop_last=self.trial.drop_last,
+            timer=self.division.timer or ComputeTimer(),
+            is_one_pass=self.limit is None or share <= self.limit,
         )
 
     def _make_batching(self) -> Batching:
-        segment = self._segment
-        if segment.batch is None:
-            limit = min(self._batch_size, self._limit or self._batch_size)
-            return FixedBatching(self._sampler, self._batch_size, limit, self._samples_per_iteration, self._gang)
-        from rubberband.executor.training.adaptation import make_adaptive, resolve_limits
+        limit = min(self.batch_size, self.limit or self.batch_size)
+        fixed = FixedBatching(self.sampler, self.batch_size, limit, self.samples_per_iteration, self.gang)
+        return made_by(BATCHINGS, self) or fixed
 
-        assert isinstance(self._step, TrainStep), "batches of an own step are fixed"
-        limits = resolve_limits(
-            segment.batch,
-            batch_size=self._batch_size,
-            per_gpu=self._limit,
-            num_samples=self._feed.num_samples,
-            samples_per_iteration=self._samples_per_iteration,
-        )
-        return make_adaptive(
-            segment,
-            self._gang,
-            self.optimizers.members[0],
-            self._step.wrapped,
-            limits=limits,
-            samples_per_iteration=self._samples_per_iteration,
-            num_samples=self._feed.num_samples,
-            least_per_gpu=self._step.least,
-            fits=self._step.fits,
-            gradient_scale=self._step.precision.scale,
-            shares=self._shares,
-            **({} if self._balancing is None else {"pace": self._balancing.pace}),
+    def _listed(self) -> dict[str, Component]:
+        """Return the components by name, in the order in which they are called and restored."""
+        return {
+            "model": Model(self.module, self.device),
+            "parameters": TrainedParameters(self.module, self.optimizers.members),
+            "optimizer": Optimizers(self.optimizers),
+            "sampler": self.sampler,
+            "readers": self.feed,
+            "statistics": RunningStatistics(self.module, self.gang),
+            "steps": self.counter,
+            "balancing": self.division,
+            "batching": self.batching,
+            "scheduler": self.schedule,
+            "evaluation": self.evaluation,
+            "precision": self.step.precision,
+            **({"weights": SameWeights(self)} if self.segment.verify else {}),
+        }
+
+    def fixed_steps(self, iterations: int) -> int:
+        """Return the steps of that many iterations in batches of one size."""
+        return fixed_steps(
+            iterations,
+            num_samples=self.feed.num_samples,
+            batch_size=self.batch_size,
+            samples_per_iteration=self.samples_per_iteration,
+            drop_last=self.trial.drop_last,
         )
 
     def begin(self, payload: bytes | Path | None) -> int:
         held = super().begin(payload)
-        if self._segment.most_per_gpu is not None:
-            self._batching.restrict(self._segment.most_per_gpu)
-        self._gang.meet()
+        if self.segment.most_per_gpu is not None:
+            self.batching.restrict(self.segment.most_per_gpu)
+        self.gang.meet()
         return held
-
-    def _components(self) -> dict[str, Stateful]:
-        """Return the components whose states a checkpoint holds, by name, in the order in which they are restored."""
-        return {
-            "model": Model(self.module, self._device),
-            "parameters": TrainedParameters(self.module, self.optimizers.members),
-            "optimizer": Optimizers(self.optimizers),
-            "scheduler": self._schedules or NOTHING,
-            "sampler": self._sampler,
-            "readers": self._feed,
-            "batching": self._batching,
-            "evaluation": self._evaluation,
-            "precision": self._step.precision,
-            "steps": StatefulCalls(lambda: self._steps, self._load_steps),
-            "balancing": self._balancing or NOTHING,
-        }
-
-    def _load_steps(self, state: int) -> None:
-        self._steps = state
 
     def restore(self, payload: bytes | Path) -> int:
         """Restore the components. Raises CheckpointError where they do not fit."""
-        content = expect(read(payload), "torch", self._segment.from_iterations)
+        content = expect(read(payload), "torch", self.segment.from_iterations)
         try:
-            for name, component in self._components().items():
+            for name, component in self.components.items():
                 component.load_state_dict(content.get(name))
             self._restore_trial(content)
         except Exception as error:
@@ -315,14 +259,14 @@ class TorchRunner(Runner):
         if load is None and "trial" in content:
             raise ValueError(f"it holds what state_dict() returned, and {type(self.trial).__name__} has none")
         if load is not None and "trial" in content:
-            state = on_device(content["trial"], content["trial_on_host"], self._device)
+            state = on_device(content["trial"], content["trial_on_host"], self.device)
             load(state)
-        elif load is not None and self._segment.rank == 0:
+        elif load is not None and self.segment.rank == 0:
             print("rubberband: the checkpoint is older than load_state_dict(), which is not called", file=sys.stderr)
 
     def steps(self, iterations: int) -> Steps:
-        """Train one iteration, evaluate, and step the LR schedule."""
-        segment = self._segment
+        """Train one iteration, and evaluate it."""
+        segment = self.segment
         reseed("train", segment.seed, iterations, 0)  # hooks draw the same numbers on all workers
         trained = yield from self._train(iterations)
         evaluated = self._evaluated(iterations)
@@ -330,18 +274,62 @@ class TorchRunner(Runner):
         if segment.rank == 0:
             self._require_finite(trained)
             metrics = clean_metrics({**trained, **evaluated}, segment.metric)
-        watched = self._watched(metrics) if segment.rank == 0 else ""
-        value = self._gang.agree(metrics.get(watched))
-        for schedule in [] if self._schedules is None else self._schedules.members:
-            if isinstance(schedule, ReduceLROnPlateau):
-                if self._evaluation.is_regular(iterations):
-                    schedule.step(value)
-            elif self.trial.scheduler_step == "iteration":
-                schedule.step()
         self.ended = self._ends()
-        if segment.verify and (self.ended or iterations == segment.until_iterations):
-            check_same_weights(self._gang, parameters_of(self.module, self.optimizers.members))
+        for each in self.components.values():
+            each.after_evaluation(iterations, metrics)
         return metrics
+
+    def _train(self, iterations: int) -> Generator[None, None, dict[str, float]]:
+        """Train until that many iterations are done, one step at least; return the means over them, as `train_…`.
+
+        It pauses after each step.
+        """
+        means = self.step.begin()
+        self.trial.on_iteration(self.module, iterations)
+        self.step.follow()
+        self.feed.follow()
+        self._draw_apart(iterations)
+        components, over = list(self.components.values()), False
+        for each in components:
+            each.begin(iterations)
+        while not over:
+            for each in components:
+                each.begin_step()
+            batch = self._next_batch(self.sampler)
+            self.step.take(batch, means)
+            for each in components:
+                each.after_step(batch, has_stepped=self.step.has_stepped)
+            over = self.batching.is_over()
+            for each in components:
+                each.pause()
+            yield
+            for each in components:
+                each.resume()
+        fields: dict[str, Any] = {}
+        for each in components:
+            fields |= each.end()
+        self._batch_report = BatchReport(**fields)
+        return {f"train_{name}": mean for name, mean in means.reduce(self.gang).items()}
+
+    def _draw_apart(self, iterations: int) -> None:
+        """Let each worker draw its own random numbers in the steps of an iteration."""
+        if self.segment.rank > 0:
+            reseed("train", self.segment.seed, iterations, self.segment.rank)
+
+    def _next_batch(self, sampler: GlobalBatchSampler) -> GlobalBatch:
+        return sampler.next_shared(self.batching.batch_size, self.segment.num_workers, self.division.shares)
+
+    def _parts_ahead(self) -> Iterator[Part]:
+        """Iterate over what this worker will load after the present step, if the batches stay as they are."""
+        sampler, present = copy.copy(self.sampler), self.step.begun  # now, not when the first part is asked for
+
+        def parts() -> Iterator[Part]:
+            for step in itertools.count(present + 1):
+                batch = self._next_batch(sampler)
+                for part in self.step.parts(batch, step - self.step.begun)[0]:
+                    yield Part(indices=part, epoch=batch.epoch)
+
+        return parts()
 
     def _require_finite(self, trained: Mapping[str, float]) -> None:
         """Raise TrialFailure for a trial that diverged, whose metric may be finite as its evaluation filters losses.
@@ -357,19 +345,12 @@ class TorchRunner(Runner):
 
     def _evaluated(self, iterations: int) -> Mapping[str, Any]:
         """Return the metrics of the evaluation after that many iterations; `evaluate` may change the weights."""
-        with self._step.precision.autocast(keeps_casts=False):
-            return self._evaluation.metrics(self.module, iterations, ends=self._ends())
+        with self.step.precision.autocast(keeps_casts=False):
+            return self.evaluation.metrics(self.module, iterations, ends=self._ends())
 
     def _ends(self) -> bool:
         """Return whether rank 0 has ended the trial by itself, on every rank."""
-        return bool(self._gang.agree(float(self.trial.ended)))
-
-    def _watched(self, metrics: Mapping[str, float]) -> str:
-        """Return the metric that ReduceLROnPlateau steps with. Raises ValueError if it is not reported."""
-        watched = self.trial.scheduler_metric or self._segment.metric
-        if watched not in metrics:
-            raise ValueError(f"scheduler_metric {watched!r} is not reported; the trial reports {', '.join(metrics)}")
-        return watched
+        return bool(self.gang.agree(float(self.trial.ended)))
 
     def dump(self, iterations: int, metrics: Mapping[str, float], *, is_last: bool = False) -> Payload:
         """Copy the states of all components; the random states follow from (seed, k), so none is saved."""
@@ -377,14 +358,14 @@ class TorchRunner(Runner):
             "format": FORMAT,
             "kind": "torch",
             "iterations": iterations,
-            "seed": self._segment.seed,
-            "data_seed": self._segment.data_seed,
+            "seed": self.segment.seed,
+            "data_seed": self.segment.data_seed,
             "metrics": dict(metrics),
             **self._states(),
         }
         if override_of(self.trial, "state_dict") is not None:
             content["trial"] = state = self.own_state()
-            content["trial_on_host"] = on_host(state) if self._device.type == "cuda" else []
+            content["trial_on_host"] = on_host(state) if self.device.type == "cuda" else []
         try:
             copied = content if is_last else self._host_copy.take(content)
         except Exception as error:
@@ -397,113 +378,59 @@ class TorchRunner(Runner):
         return None if state_dict is None else state_dict()
 
     def _states(self) -> dict[str, Any]:
-        """Return the states of the components, for the checkpoint."""
-        return {name: component.state_dict() for name, component in self._components().items()}
-
-    def meet(self) -> None:
-        self._gang.agree(0.0 if self._gang.rank == 0 else None)
-
-    def part(self) -> None:
-        self.close()
-        self._gang.part()
-
-    def close(self) -> None:
-        """Drop the model and all that refers to it, as the gang requires before it is left."""
-        for name in ("_feed", "_evaluation"):
-            if hasattr(self, name):
-                getattr(self, name).close()
-        if hasattr(self, "_batching"):
-            self._batching.close()
-        if hasattr(self, "_host_copy"):
-            self._host_copy.close()
-        wrapped = weakref.ref(self._step.wrapped) if hasattr(self, "_step") else None
-        if wrapped is not None:
-            self._step.close()
-            if self.trial.compile:
-                torch.compiler.reset()
-        for name in (
-            "_step",
-            "_on_step",
-            "module",
-            "optimizers",
-            "_schedules",
-            "trial",
-            "_feed",
-            "_evaluation",
-            "_batching",
-            "_balancing",
-            "_shares",
-            "_statistics",
-            "_host_copy",
-        ):
-            self.__dict__.pop(name, None)
-        if wrapped is not None and wrapped() is not None:
-            gc.collect()
-
-    def _after_step(self, batch: GlobalBatch) -> None:
-        if self._step.has_stepped:
-            self._steps += 1
-            if self._on_step is not None:
-                with torch.no_grad():
-                    self._on_step(self.module, self._steps, batch.size)
+        """Return the states of the components that have one, for the checkpoint."""
+        states = {name: component.state_dict() for name, component in self.components.items()}
+        return {name: state for name, state in states.items() if state is not None}
 
     def batch_report(self) -> BatchReport:
         return self._batch_report
 
-    def _train(self, iterations: int) -> Generator[None, None, dict[str, float]]:
-        """Train until that many iterations are done, one step at least; return the means over them, as `train_…`.
+    def meet(self) -> None:
+        self.gang.agree(0.0 if self.gang.rank == 0 else None)
 
-        It pauses after each step.
-        """
-        means = self._step.begin()
-        self.trial.on_iteration(self.module, iterations)
-        self._step.follow()
-        self._feed.follow()
-        self._draw_apart(iterations)
-        self._batching.begin(iterations)
-        balancing = self._balancing
-        over = False
-        while not over:
-            if balancing is not None:
-                balancing.begin_step()
-            batch = self._sampler.next_shared(self._batching.batch_size, self._segment.num_workers, self._shares)
-            self._step.take(batch, means)
-            self._statistics.add(batch.shares[self._segment.rank])
-            self._after_step(batch)
-            if balancing is not None:
-                balancing.end_step(batch)
-            batches = self._batching.after_step(batch, has_stepped=self._step.has_stepped)
-            if self._schedules is not None and self.trial.scheduler_step == "batch":
-                for schedule in self._schedules.members * batches:
-                    schedule.step()
-            over = self._batching.is_over()
-            if balancing is not None:
-                balancing.look_if_due(self._batching)
-            self._batching.pause()
-            yield
-            self._batching.resume()
-        self._statistics.average()
-        self._batch_report = self._batching.end()
-        if balancing is not None and self._segment.rank == 0:
-            self._batch_report = replace(self._batch_report, balance=balancing.report())
-        return {f"train_{name}": mean for name, mean in means.reduce(self._gang).items()}
+    def part(self) -> None:
+        gang = self.gang
+        self.close()
+        gang.part()
 
-    def _draw_apart(self, iterations: int) -> None:
-        """Let each worker draw its own random numbers in the steps of an iteration."""
-        if self._segment.rank > 0:
-            reseed("train", self._segment.seed, iterations, self._segment.rank)
+    def close(self) -> None:
+        """Drop the model and all that refers to it, as the gang requires before it is left."""
+        if not hasattr(self, "components"):
+            return
+        for each in reversed(self.components.values()):
+            each.close()
+        self._host_copy.close()
+        wrapped = weakref.ref(self.step.wrapped)
+        self.step.close()
+        if self.trial.compile:
+            torch.compiler.reset()
+        ended = self.ended
+        vars(self).clear()
+        self.ended = ended
+        if wrapped() is not None:
+            gc.collect()
 
-    def _parts_ahead(self) -> Iterator[Part]:
-        """Iterate over what this worker will load after the present step, if the batches stay as they are."""
-        sampler, present = copy.copy(self._sampler), self._step.begun  # now, not when the first part is asked for
 
-        def parts() -> Iterator[Part]:
-            for step in itertools.count(present + 1):
-                batch = sampler.next_shared(self._batching.batch_size, self._segment.num_workers, self._shares)
-                for part in self._step.parts(batch, step - self._step.begun)[0]:
-                    yield Part(indices=part, epoch=batch.epoch)
+class StepCounter(Component):
+    """Counts the optimizer steps of the trial, and calls its `on_step` after each."""
 
-        return parts()
+    def __init__(self, loop: TorchRunner) -> None:
+        self._module = loop.module
+        self._on_step = override_of(loop.trial, "on_step")
+        self.count = 0
+
+    def after_step(self, batch: GlobalBatch, *, has_stepped: bool) -> None:
+        if has_stepped:
+            self.count += 1
+            if self._on_step is not None:
+                with torch.no_grad():
+                    self._on_step(self._module, self.count, batch.size)
+
+    def state_dict(self) -> int:
+        return self.count
+
+    def load_state_dict(self, state: int, /) -> None:
+        self.count = state
 
 
 def first_step(device: str) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from rubberband.executor.training.components import Component
 from rubberband.executor.training.data import Feed, num_samples
 from rubberband.executor.training.failures import is_out_of_memory, refused, release
 from rubberband.executor.training.gang import Gang
@@ -295,7 +296,7 @@ class EvalLoader:
         return itertools.cycle([Part(indices=part, epoch=0) for part in self._parts])
 
 
-class Evaluation:
+class Evaluation(Component):
     """Evaluates a trial after its iterations: on all ranks where `evaluate` returns sums, on rank 0 alone otherwise."""
 
     def __init__(self, trial: TorchTrial, segment: Segment, gang: Gang, *, every: int) -> None:

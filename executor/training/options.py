@@ -6,7 +6,6 @@ An option or an object that cannot be used is a TrialFailure of one line, with t
 from __future__ import annotations
 
 import importlib
-import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,8 +16,8 @@ from typing import Any, Generic, TypeVar, get_args
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from rubberband.executor.training.components import Component
 from rubberband.executor.training.failures import TrialFailure, one_line, refused
 from rubberband.executor.training.noise_scale import is_adaptive
 from rubberband.executor.training.torch_trial import PrecisionName, SchedulerStep, TorchTrial, accepts, override_of
@@ -111,45 +110,6 @@ def _several(optimizers: Any) -> Group[Optimizer]:
             "tuple or mapping"
         )
     return group
-
-
-def build_scheduler(
-    trial: TorchTrial, config: Mapping[str, Any], optimizers: Group[Optimizer], total_steps: int
-) -> Group[LRScheduler] | None:
-    """Return the trial's LR schedules, None without one; `total_steps` is passed if its method has the parameter.
-
-    Raises TrialFailure for anything that is no schedule, or needs the metric after every batch.
-    """
-    build: Any = trial.build_scheduler
-    parameters = inspect.signature(build).parameters
-    wants_total = "total_steps" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    scheduler: Any = build(config, optimizers.built, **({"total_steps": total_steps} if wants_total else {}))
-    if scheduler is None:
-        return None
-    group = Group[LRScheduler](scheduler)
-    are_schedules = all(hasattr(each, "step") and hasattr(each, "state_dict") for each in group.members)
-    if not are_schedules or (group.members != [scheduler] and override_of(trial, "step") is None):
-        raise refused(f"build_scheduler() returned {shown(scheduler)}; return a schedule of torch.optim, or None")
-    if any(isinstance(each, ReduceLROnPlateau) for each in group.members) and trial.scheduler_step == "batch":
-        raise refused(
-            'ReduceLROnPlateau needs the metric, which is there once an iteration; use scheduler_step = "iteration"'
-        )
-    return group
-
-
-def fixed_steps(
-    iterations: int, *, num_samples: int, batch_size: int, samples_per_iteration: int, drop_last: bool = False
-) -> int:
-    """Return the batches of that many iterations: the last one of an epoch is smaller, and each iteration has one.
-
-    With `drop_last`, a smaller one is left out.
-    """
-    per_epoch = num_samples // batch_size if drop_last else math.ceil(num_samples / batch_size)
-    steps = 0
-    for iteration in range(1, iterations + 1):
-        epochs, rest = divmod(iteration * samples_per_iteration, num_samples)
-        steps = max(steps + 1, epochs * per_epoch + min(per_epoch, math.ceil(rest / batch_size)))
-    return steps
 
 
 # Scaling of the learning rate with the batch size: lambda multiplies the user's own schedule (Pollux §3.2). It holds
@@ -280,7 +240,7 @@ MOST_SKIPPED = 40
 _DTYPES: dict[PrecisionName, torch.dtype | None] = {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Precision:
+class Precision(Component):
     """Computes losses in a precision, and gives their gradients to one optimizer."""
 
     def __init__(

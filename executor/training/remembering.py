@@ -61,7 +61,7 @@ def attributes_of(runner: TorchRunner) -> Attributes:
     """
     owners: list[tuple[str, str, Any]] = [("model", *pair) for pair in runner.module.named_modules()]
     owners += [("optimizer", str(at), each) for at, each in enumerate(runner.optimizers.members)]
-    schedules = [] if runner._schedules is None else runner._schedules.members
+    schedules = runner.schedule.members
     owners += [("schedule", str(at), each) for at, each in enumerate(schedules)]
     owners.append(("trial", "", runner.trial))
     has_own = override_of(runner.trial, "state_dict") is not None
@@ -81,7 +81,7 @@ def attributes_of(runner: TorchRunner) -> Attributes:
                 mark = _OBJECT + state
             if mark is not None:
                 found[AttributePlace(owner, path, type(each).__name__, name)] = mark
-    for path, kind, name, generator in _generators(runner._feed.dataset):
+    for path, kind, name, generator in _generators(runner.feed.dataset):
         found[AttributePlace("dataset", path, kind, name)] = f"{_OBJECT}{_random_state(generator)}"
     return found
 

@@ -57,7 +57,9 @@ def preload(entrypoint: Entrypoint | None) -> bool:
     target = TorchTrial if entrypoint is None else entrypoint.load()
     uses_torch = isinstance(target, type) and issubclass(target, TorchTrial)
     if uses_torch:
-        from rubberband.executor.training import gang, loop  # noqa: F401
+        from rubberband.executor.training import components, gang, loop  # noqa: F401
+
+        components.preload()
     elif "torch" in sys.modules:
         import torch._dynamo  # noqa: F401 - the first optimizer does, which would keep the frames of its trial
     return uses_torch

@@ -10,14 +10,14 @@ from __future__ import annotations
 import random
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rubberband.executor.training.segment import BatchReport
+from rubberband.executor.training.components import Component, SharePolicy
 from rubberband.planner.balancing import scale_shares
 
 if TYPE_CHECKING:
@@ -60,10 +60,6 @@ def sample_keys(seed: int, epoch: int, indices: Indices) -> list[int]:
     return found
 
 
-SharePolicy = Callable[[int, int], Sequence[int]]
-"""(samples in the global batch, workers) -> samples per worker, which sum to the first."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalBatch:
     """The samples of one optimizer step, over the whole gang."""
@@ -92,7 +88,7 @@ class GlobalBatch:
 
 
 @dataclass(slots=True)
-class GlobalBatchSampler:
+class GlobalBatchSampler(Component):
     """Yields a dataset of `num_samples`, in a new permutation every epoch, one global batch at a time.
 
     Every sample comes exactly once per epoch; batch sizes and shares may change at any step. The last batch of an epoch
@@ -189,7 +185,7 @@ class GlobalBatchSampler:
 # How large the batches of a worker are, step by step: `Batching`, and batches of a fixed size.
 
 
-class Batching(ABC):
+class Batching(Component, ABC):
     """Decides how large a worker's batches are, step by step; by default nothing is adapted.
 
     Every worker of a gang comes to the same decisions, at the same steps.
@@ -201,10 +197,8 @@ class Batching(ABC):
     """m: the most samples that go through the model at once."""
     most_per_worker: int | None = None
     """The most samples of a worker in a step, where they cannot be taken in several passes."""
-
-    @abstractmethod
-    def begin(self, iterations: int) -> None:
-        """Begin the iteration after which `iterations` are done."""
+    batches_due: int = 0
+    """By how many batches an LR schedule that counts batches advances after the latest step."""
 
     @abstractmethod
     def is_over(self) -> bool:
@@ -217,7 +211,7 @@ class Batching(ABC):
         """
         return False
 
-    def before_step(self, batch: GlobalBatch, parts: Sequence[int]) -> None:  # noqa: B027 - optional hook
+    def before_step(self, batch: GlobalBatch, parts: Sequence[int]) -> None:
         """Note that a step begins; `parts` are the sizes of this worker's micro-batches."""
 
     def held_gradients(self) -> int:
@@ -235,45 +229,24 @@ class Batching(ABC):
     def restrict(self, per_gpu: int) -> None:
         """Take at most `per_gpu` samples at once from now on, on every worker of the gang."""
 
-    def weigh(self, fractions: Sequence[Weight]) -> None:  # noqa: B027 - optional hook
+    def weigh(self, fractions: Sequence[Weight]) -> None:
         """Note w_i / W of this worker's micro-batches, whose sum over all workers is 1; unless they count by size."""
 
-    def after_part(self) -> None:  # noqa: B027 - optional hook
+    def after_part(self) -> None:
         """Note that the gradient of a micro-batch is computed."""
 
     def update(self, optimizer: Optimizer, step: Callable[[], bool]) -> bool:
         """Let the optimizer use the gradient of the whole gang by `step`, which returns False if it skips it."""
         return step()
 
-    def after_step(self, batch: GlobalBatch, *, has_stepped: bool = True) -> int:
-        """Note that the step is over; return by how many batches an LR schedule that counts batches advances."""
-        return int(has_stepped)
+    def after_step(self, batch: GlobalBatch, *, has_stepped: bool = True) -> None:
+        self.batches_due = int(has_stepped)
 
-    def before_shares_change(self) -> None:  # noqa: B027 - optional hook
+    def before_shares_change(self) -> None:
         """Note that the next batches are divided otherwise among the workers; all of them call it."""
 
-    def after_shares_change(self) -> None:  # noqa: B027 - optional hook
+    def after_shares_change(self) -> None:
         """Note that they are, from now on."""
-
-    def pause(self) -> None:  # noqa: B027 - optional hook
-        """Note that the step is over, and that reports may leave."""
-
-    def resume(self) -> None:  # noqa: B027 - optional hook
-        """Note that they have left."""
-
-    def end(self) -> BatchReport:
-        """End the iteration; return what to report of its batches."""
-        return BatchReport()
-
-    def state_dict(self) -> dict[str, Any] | None:
-        """Return plain values for `load_state_dict`; None if there are none."""
-        return None
-
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:  # noqa: B027 - optional hook
-        """Continue from the `state`, on any number of workers."""
-
-    def close(self) -> None:  # noqa: B027 - optional hook
-        """Drop model and optimizer."""
 
 
 @dataclass(eq=False)
@@ -303,10 +276,10 @@ class FixedBatching(Batching):
     def restrict(self, per_gpu: int) -> None:
         self.per_gpu = min(self.per_gpu, per_gpu)
 
-    def end(self) -> BatchReport:
+    def end(self) -> Mapping[str, Any]:
         """Agree with the other workers on the samples that fit the memory of each."""
         self.per_gpu = round(self.gang.least(self.per_gpu))
-        return BatchReport()
+        return {}
 
     def state_dict(self) -> dict[str, Any] | None:
         return {"per_gpu": self.per_gpu} if self.per_gpu < self._wanted else None

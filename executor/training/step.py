@@ -84,9 +84,8 @@ class Step(ABC):
     def take(self, batch: GlobalBatch, means: Means) -> None:
         """Take one optimizer step, and add the losses and metrics of this worker's samples to `means`."""
 
-    def close(self) -> None:
-        """Drop model and optimizer."""
-        self.precision.close()
+    def close(self) -> None:  # noqa: B027 - optional hook
+        """Remove what hooks of the model or the optimizer call."""
 
 
 class TrainStep(Step):
@@ -432,7 +431,6 @@ class OwnStep(Step):
     def close(self) -> None:
         if self._averaging is not None:
             self._averaging.close()
-        super().close()
 
 
 class _Averaging:

@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from rubberband.executor.training.components import Component
 from rubberband.executor.training.failures import refused
 from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.sampler import GlobalBatch
 from rubberband.executor.training.torch_trial import TorchTrial
+
+if TYPE_CHECKING:
+    from rubberband.executor.training.loop import TorchRunner
 
 T = TypeVar("T")
 
@@ -314,7 +319,7 @@ def uncounted(module: nn.Module) -> Iterator[None]:
             handle.remove()
 
 
-class RunningStatistics:
+class RunningStatistics(Component):
     """The running statistics of one worker's model, which are averaged over its gang after each iteration."""
 
     def __init__(self, module: nn.Module, gang: Gang) -> None:
@@ -322,12 +327,15 @@ class RunningStatistics:
         self._gang = gang
         self._samples = 0
 
-    def add(self, samples: int) -> None:
-        """Note that `samples` of this worker went through the model in training."""
-        self._samples += samples
+    def after_step(self, batch: GlobalBatch, *, has_stepped: bool) -> None:
+        self._samples += batch.shares[self._gang.rank]
+
+    def end(self) -> Mapping[str, Any]:
+        self._average()
+        return {}
 
     @torch.no_grad()
-    def average(self) -> None:
+    def _average(self) -> None:
         """Replace the statistics that training changed by their means over the gang, on all workers."""
         samples, self._samples = self._samples, 0
         norms = [each for each in self._module.modules() if isinstance(each, _BatchNorm) and each.training]
@@ -412,6 +420,18 @@ def digest_of(named: Mapping[str, Tensor]) -> Digest:
         norms.append(torch.linalg.vector_norm(own, dtype=torch.float64))
     bits, sizes = torch.stack(sums).tolist(), torch.stack(norms).tolist()
     return dict(zip(named, zip(bits, sizes, strict=True), strict=True))
+
+
+class SameWeights(Component):
+    """Compares the weights of all workers at the end of a segment, or of the trial."""
+
+    def __init__(self, loop: TorchRunner) -> None:
+        self._loop = loop
+
+    def after_evaluation(self, iterations: int, metrics: Mapping[str, float]) -> None:
+        loop = self._loop
+        if loop.ended or iterations == loop.segment.until_iterations:
+            check_same_weights(loop.gang, parameters_of(loop.module, loop.optimizers.members))
 
 
 def check_same_weights(gang: Gang, named: Mapping[str, Tensor]) -> None:

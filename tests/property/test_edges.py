@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -160,7 +161,7 @@ def test_a_forbidden_pass_is_not_tried_again_and_a_proven_one_may_be(per_gpu, pr
 def test_a_largest_share_is_never_less_than_an_equal_one(max_share, batch_size, num_workers):
     balancing: Any = Balancing.__new__(Balancing)
     balancing._segment = replace(segments.SEGMENT, num_workers=num_workers, balance=Balance(max_share=max_share))
-    balancing._step = type("Step", (), {"least": 1, "can_skip": True})
+    balancing._loop = SimpleNamespace(step=SimpleNamespace(least=1, can_skip=True))
     (cap,) = set(balancing.limits(batch_size).caps)
     assert cap == min(batch_size, max(math.floor(max_share * batch_size), -(-batch_size // num_workers)))
 

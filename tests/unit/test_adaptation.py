@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import numpy as np
 import pytest
@@ -19,8 +21,10 @@ from rubberband.executor import (
     make_lr_scaling,
 )
 from rubberband.executor import WorkerGang as Gang
-from rubberband.executor.training.adaptation import MOST_USES, AdaptiveBatching, make_adaptive, resolve_limits
+from rubberband.executor.training.adaptation import MOST_USES, AdaptiveBatching, make_batching, resolve_limits
+from rubberband.executor.training.components import Division
 from rubberband.executor.training.segment import BatchReport
+from rubberband.executor.training.step import TrainStep
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits
 from tests.builders import segments
 from tests.builders.fake_cuda import FakeCuda
@@ -126,9 +130,10 @@ def iterate(batching: AdaptiveBatching, device: Device, iterations: int = 1) -> 
         batching.before_step(batch, [size // passes] * passes)
         device.compute(passes * device.constant_s + size * device.per_sample_s)
         batching.update(optimizer, lambda: True)
-        scheduled += batching.after_step(batch)
+        batching.after_step(batch)
+        scheduled += batching.batches_due
         sizes.append(size)
-    return batching.end(), sum(sizes), scheduled, sizes
+    return BatchReport(**batching.end()), sum(sizes), scheduled, sizes
 
 
 def test_an_iteration_is_the_same_statistical_progress_at_any_batch_size():
@@ -177,11 +182,10 @@ def test_pauses_for_reports_do_not_count_as_time_of_steps(queued_s):
     after = batching.after_step
 
     def paused(batch):
-        batches = after(batch)
+        after(batch)
         batching.pause()
         pausing.now, pausing.disturbed_s = pausing.now + 0.3, pausing.disturbed_s + queued_s
         batching.resume()
-        return batches
 
     batching.after_step = paused
     found, _, _, others = iterate(batching, pausing)
@@ -231,13 +235,12 @@ def test_a_pause_counts_as_far_as_the_gpu_works_on(fake_cuda, pause_s):
     after, ends = batching.after_step, []
 
     def paused(batch):
-        batches = after(batch)
+        after(batch)
         ends.append(fake_cuda.now)
         if len(ends) % 3 == 0:
             batching.pause()
             fake_cuda.sleep(pause_s)
             batching.resume()
-        return batches
 
     batching.after_step = paused
     report, *_ = iterate(batching, gpu)
@@ -248,18 +251,21 @@ def test_a_pause_counts_as_far_as_the_gpu_works_on(fake_cuda, pause_s):
 def test_batches_on_a_gpu_are_timed_by_the_gpu(fake_cuda):
     model = torch.nn.Linear(1, 1)
     segment = replace(SEGMENT, device="cuda", num_workers=1)
-    batching = make_adaptive(
-        segment,
-        Gang(0, 1, None),
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        model,
-        limits=LIMITS,
+    step: Any = create_autospec(TrainStep, instance=True, wrapped=model, least=1)
+    step.precision = SimpleNamespace(scale=lambda: None)
+    loop: Any = SimpleNamespace(
+        segment=segment,
+        gang=Gang(0, 1, None),
+        optimizers=SimpleNamespace(members=[torch.optim.SGD(model.parameters(), lr=0.1)]),
+        step=step,
+        feed=SimpleNamespace(num_samples=SAMPLES),
+        division=Division(),
+        batch_size=32,
+        limit=None,
         samples_per_iteration=SAMPLES,
-        num_samples=SAMPLES,
-        least_per_gpu=1,
-        fits=lambda per_gpu: True,
-        gradient_scale=lambda: None,
     )
+    batching = make_batching(loop)
+    assert batching is not None
     assert isinstance(batching.clock, CudaLapClock)
 
 
@@ -335,7 +341,7 @@ def test_stretches_are_few_even_where_the_batch_never_settles():
         batching.after_step(GlobalBatch(indices=np.arange(size), shares=(size,)))
         samples, decisions = samples + size, decisions + 1
         noise.noise_scale = 100.0 if decisions // 10 % 2 else 10_000.0
-    report = batching.end()
+    report = BatchReport(**batching.end())
     assert len(report.batches) == MOST_USES
     assert sum(use.steps * use.batch_size for use in report.batches) == pytest.approx(samples, rel=0.05)
     assert sum(use.duration_s for use in report.batches) == pytest.approx(device.now)

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -107,7 +108,7 @@ class Run:
             replace(SEGMENT, **({"device": "cuda"} if gpu else {}), **words),
             self.gang,
             self.timer,
-            Steps(),
+            SimpleNamespace(step=Steps(), batching=self.batching),
             12,
             num_samples=num_samples,
             is_costly=is_costly,
@@ -123,9 +124,9 @@ class Run:
             found.append(shares)
             self.balancing.begin_step()
             self.compute(step_s)
-            self.balancing.end_step(GlobalBatch(indices=np.arange(batch_size), shares=shares))
+            self.balancing.after_step(GlobalBatch(indices=np.arange(batch_size), shares=shares))
             self.batching.batch_size = batch_size
-            self.balancing.look_if_due(self.batching)
+            self.balancing.pause()
         return found
 
     def compute(self, step_s: float) -> None:
@@ -204,8 +205,8 @@ def test_workers_are_timed_also_if_the_training_set_is_smaller_than_a_batch():
         shares = tuple(run.balancing.shares(9, 3))
         run.balancing.begin_step()
         run.clock.now += 0.1
-        run.balancing.end_step(GlobalBatch(indices=np.arange(9), shares=shares))
-        run.balancing.look_if_due(run.batching)
+        run.balancing.after_step(GlobalBatch(indices=np.arange(9), shares=shares))
+        run.balancing.pause()
     assert shares == (6, 2, 1)
     assert [look.shares for look in run.balancer.looks] == [(3, 3, 3)]
 

@@ -11,9 +11,9 @@ from torch.utils.data import TensorDataset
 
 import rubberband
 from rubberband.executor import WorkerGang as Gang
-from rubberband.executor.training import loop
+from rubberband.executor.training import balancing, loop
 from rubberband.executor.training.clocks import CudaTimer
-from rubberband.planner.balancing import even_shares
+from rubberband.executor.training.components import Division
 from tests.builders.fake_cuda import FakeCuda
 from tests.builders.segments import SEGMENT
 
@@ -70,33 +70,26 @@ class Divided(Usual):
     most = 4
 
 
-class Only:
-    """A balancing that only times."""
+class Only(Division):
+    """Divides evenly, and times."""
 
-    shares = staticmethod(even_shares)
-
-    def __init__(self, segment: Any, gang: Any, timer: CudaTimer, *_: Any, **__: Any) -> None:
-        self._timer = timer
+    def __init__(self, timer: CudaTimer) -> None:
+        super().__init__()
+        self.timer: CudaTimer = timer
 
     def begin_step(self) -> None:
-        self._timer.begin()
+        self.timer.begin()
 
-    def end_step(self, batch: Any) -> None:
-        self._timer.end(counts=True)
-
-    def look_if_due(self, batching: Any) -> None:
-        pass
-
-    def report(self) -> None:
-        pass
+    def after_step(self, batch: Any, *, has_stepped: bool) -> None:
+        self.timer.end(counts=True)
 
 
 @pytest.mark.parametrize(("trial", "passes"), [(Usual, 1), (Accumulating, 2)])
 def test_a_step_of_a_gang_is_timed_with_and_without_its_wait(monkeypatch, fake_cuda, trial, passes):
     runner = timed(monkeypatch, fake_cuda, trial)
-    assert runner._timer.take().steps < 4, "no step waits for the GPU"
+    assert runner.division.timer.take().steps < 4, "no step waits for the GPU"
     torch.cuda.synchronize()
-    times = runner._timer.take()
+    times = runner.division.timer.take()
     step_s = passes * (FORWARD_S + BACKWARD_S) + UPDATE_S
     assert times.steps == 4
     assert times.own_s == pytest.approx(4 * step_s, abs=5 * HOST_S)
@@ -106,7 +99,7 @@ def test_a_step_of_a_gang_is_timed_with_and_without_its_wait(monkeypatch, fake_c
 def test_a_step_that_runs_out_of_memory_is_timed_too(monkeypatch, fake_cuda):
     runner = timed(monkeypatch, fake_cuda, Divided)
     torch.cuda.synchronize()
-    times = runner._timer.take()
+    times = runner.division.timer.take()
     assert times.steps == 4
     assert times.own_s == pytest.approx(4 * (2 * (FORWARD_S + BACKWARD_S) + UPDATE_S) + FORWARD_S, abs=0.02)
 
@@ -122,9 +115,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, fake_cuda: FakeCuda, trial: type[rubb
             super().computed()
             fake_cuda.launch(WAIT_S)
 
-    monkeypatch.setattr(loop, "can_balance", lambda *_, **__: True)
-    monkeypatch.setattr(loop, "make_timer", lambda *_: Waiting())
-    monkeypatch.setattr(loop, "Balancing", Only)
+    monkeypatch.setattr(balancing, "make_division", lambda _: Only(Waiting()))
     runner = loop.TorchRunner(trial(), replace(SEGMENT, metric="train_loss"), Gang(0, 1, None))
     runner.iterate(1)
     return runner

@@ -16,10 +16,10 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from rubberband.executor import EvalLoader, Feed, Means, SegmentReport
 from rubberband.executor import WorkerGang as Gang
-from rubberband.executor.training import loop
+from rubberband.executor.training import balancing, loop
+from rubberband.executor.training.components import Division
 from rubberband.executor.training.data import DatasetBatches
 from rubberband.executor.training.loop import warm_kernels
-from rubberband.planner.balancing import even_shares
 from tests.builders import segments
 from tests.builders.loops import Exact, Noisy, assert_identical, content
 from tests.builders.segments import failure, reports, train
@@ -272,20 +272,19 @@ def test_a_change_of_shares_costs_something_with_loader_workers_or_compile(monke
 
     said: dict[str, Any] = {}
 
-    def balancing(*_: Any, **words: Any) -> Any:
+    def made(*_: Any, **words: Any) -> Any:
         said.update(words)
-        return SimpleNamespace(shares=even_shares)
+        return Division()
 
-    monkeypatch.setattr(loop, "Balancing", balancing)
+    monkeypatch.setattr(balancing, "Balancing", made)
     monkeypatch.setattr(loop, "prepare", lambda *_, **__: None)  # compiles
-    monkeypatch.setattr(loop.TorchRunner, "_make_step", lambda *_, **__: SimpleNamespace())
+    monkeypatch.setattr(loop.TorchRunner, "_make_step", lambda _: SimpleNamespace(precision=None))
     loop.TorchRunner(Divided(), replace(SEGMENT, num_workers=2), Gang(0, 2, None))
     assert said["is_costly"] is (compiles or workers > 0)
 
 
-def test_a_checkpoint_has_the_states_of_all_components_by_the_names_of_earlier_versions(store) -> None:
+def test_a_checkpoint_has_the_states_of_all_components_that_have_one(store) -> None:
     kept = content(store, reports(train(Exact, store, until_iterations=1))[-1].checkpoint)
     head = ["format", "kind", "iterations", "seed", "data_seed", "metrics"]
-    components = ["model", "parameters", "optimizer", "scheduler", "sampler", "readers", "batching", "evaluation"]
-    assert list(kept) == [*head, *components, "precision", "steps", "balancing"]
+    assert list(kept) == [*head, "model", "parameters", "optimizer", "sampler", "steps", "scheduler"]
     assert (kept["format"], kept["kind"]) == (1, "torch")

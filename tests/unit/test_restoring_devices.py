@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 import rubberband
 from rubberband.executor import Entrypoint, TorchRunner, make_runner, on_device, on_host, open_store, run_segment
 from rubberband.executor.result.restoring import restore_trial
+from rubberband.executor.training.checkpoint import Model, Optimizers, TrainedParameters
 from rubberband.executor.training.options import build_optimizer
 from tests.builders.segments import SEGMENT, reports
 
@@ -74,8 +75,13 @@ def moved(trial: type, config: dict[str, Any], payload: bytes) -> TorchRunner:
     """Restore the checkpoint in a runner on the other device."""
     runner = make_runner(Entrypoint.from_object(trial), replace(ONE, config=config, from_iterations=1), [])
     assert isinstance(runner, TorchRunner)
-    runner._device, runner.module = META, runner.module.to(META)
+    runner.device, runner.module = META, runner.module.to(META)
     runner.optimizers = build_optimizer(runner.trial, config, runner.module)
+    runner.components |= {
+        "model": Model(runner.module, META),
+        "parameters": TrainedParameters(runner.module, runner.optimizers.members),
+        "optimizer": Optimizers(runner.optimizers),
+    }
     runner.restore(payload)
     return runner
 

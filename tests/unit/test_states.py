@@ -12,6 +12,7 @@ import math
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ from rubberband.executor.training.adaptation import AdaptiveBatching
 from rubberband.executor.training.agent import BatchAgent
 from rubberband.executor.training.asynchronous.runner import Updates
 from rubberband.executor.training.balancing import Balancing
+from rubberband.executor.training.components import Component
+from rubberband.executor.training.loop import StepCounter
 from rubberband.executor.training.options import Precision
 from rubberband.executor.training.sampler import FixedBatching
 from rubberband.planner.balancing import Line, Look, line_balancer, measured, paper, speed_balancer
@@ -221,7 +224,8 @@ def _adapt(run: Any, at: int) -> Any:
         batching.after_part()
         device.now += 0.01 + 0.0001 * part
     batching.update(optimizer, lambda: True)
-    return batching.after_step(batch), batching.batch_size, batching.per_gpu
+    batching.after_step(batch)
+    return batching.batches_due, batching.batch_size, batching.per_gpu
 
 
 def _fixed_batching(kind: type[FixedBatching]) -> FixedBatching:
@@ -261,16 +265,16 @@ def _balancing() -> tuple[Balancing, FixedBatching]:
     segment = replace(segments.SEGMENT, num_workers=3)
     batching = FixedBatching(GlobalBatchSampler(1200, 0), 12, 12, 1200, gang)
     timer: Any = CpuTimer(gang, clock)
-    steps: Any = Steps()
-    return Balancing(segment, gang, timer, steps, 12, num_samples=1200, is_costly=False, clock=clock), batching
+    loop: Any = SimpleNamespace(step=Steps(), batching=batching)
+    return Balancing(segment, gang, timer, loop, 12, num_samples=1200, is_costly=False, clock=clock), batching
 
 
 def _balanced_step(pair: tuple[Balancing, FixedBatching], at: int) -> Any:
-    balancing, batching = pair
-    balancing.look_if_due(batching)
+    balancing, _ = pair
+    balancing.pause()
     shares = tuple(balancing.shares(12, 3))
     balancing.begin_step()
-    balancing.end_step(GlobalBatch(indices=np.arange(12), shares=shares))
+    balancing.after_step(GlobalBatch(indices=np.arange(12), shares=shares))
     return shares
 
 
@@ -319,6 +323,11 @@ def _trained(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], at:
     for optimizer in optimizers:
         optimizer.step()
     return loss.item(), plain(module)
+
+
+def _counter() -> StepCounter:
+    loop: Any = SimpleNamespace(module=nn.Identity(), trial=Noisy())
+    return StepCounter(loop)
 
 
 def _with_optimizers() -> Any:
@@ -411,6 +420,9 @@ EXAMPLES: dict[str, Example] = {
     "executor.training.gradient_noise.GradientNoise": Example(
         _observed, _seen_gradients, _first, anew=("_since", "_since_at_initial"), goes_on=False
     ),
+    "executor.training.loop.StepCounter": Example(
+        _counter, lambda made, at: made.after_step(None, has_stepped=at != 3)
+    ),
     "executor.training.metrics.Evaluation": Example(
         _evaluation, lambda made, at: dict(made.metrics(nn.Identity(), at + 1)), steps=8, anew=("_latest",)
     ),
@@ -469,7 +481,9 @@ PAIRS = (("state_dict", "load_state_dict"), ("state", "restore"))
 
 
 def _pair(kind: type) -> tuple[str, str] | None:
-    return next((pair for pair in PAIRS if all(callable(getattr(kind, each, None)) for each in pair)), None)
+    """Return the names by which a class saves and loads its own state."""
+    own = [kind for kind in kind.__mro__ if kind is not Component]
+    return next((pair for pair in PAIRS if all(any(each in vars(kind) for kind in own) for each in pair)), None)
 
 
 def test_every_class_with_a_state_has_an_example():
@@ -479,7 +493,7 @@ def test_every_class_with_a_state_has_an_example():
         if _pair(kind) and not inspect.isabstract(kind) and not issubclass(kind, nn.Module)
     ]
     plain_ones = {walk.name_of(kind) for kind in kinds if not getattr(kind, "_is_protocol", False)}
-    users = {"planner.balancing.shares.Remembering", "executor.training.checkpoint.StatefulCalls"}
+    users = {"planner.balancing.shares.Remembering", "executor.training.schedule.LrSchedule"}
     missing = plain_ones - EXAMPLES.keys() - users
     assert missing == set(), "add an example to EXAMPLES in test_states.py"
 

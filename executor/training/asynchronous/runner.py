@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from rubberband.executor.training.asynchronous.servers import Servers, ServerSnapshot
 from rubberband.executor.training.asynchronous.shards import largest_share, trained_parameters
@@ -28,7 +27,6 @@ from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.loading import Part
 from rubberband.executor.training.loop import TorchRunner
 from rubberband.executor.training.metrics import Means
-from rubberband.executor.training.options import fixed_steps
 from rubberband.executor.training.runner import Steps, clean_metrics
 from rubberband.executor.training.sampler import Batching, FixedBatching, GlobalBatch, reseed
 from rubberband.executor.training.segment import BatchReport, Segment
@@ -79,7 +77,7 @@ class AsyncRunner(TorchRunner):
         """Raise TrialFailure for a trial that cannot be trained asynchronously."""
         trial, servers = self.trial, self._training.servers
         fault = fault_of_words(trial, self._training, self._workers)
-        if self._feed.is_stream:
+        if self.feed.is_stream:
             fault = (
                 "train_dataset() returned a dataset that is read from front to end, and asynchronous workers take "
                 "batches in any order; return one with len and [i], or set training.mode to sync"
@@ -117,14 +115,13 @@ class AsyncRunner(TorchRunner):
         if self._rank == 0:
             closed = self._servers.closed()
             if closed is None:
-                scheduler = None if self._schedules is None else self._schedules.state_dict()
-                self._servers.begin(self._beginning(held), optimizer, scheduler)
+                self._servers.begin(self._beginning(held), optimizer, self.schedule.state_dict())
             else:
                 done = max(held, min(closed, self._order.from_iterations))
         optimizer.state.clear()
         worker = f"{self._rank:05d}-{uuid.uuid4().hex[:8]}"
         self._name = worker
-        self._servers.join(worker, 1 + self._feed.parts_ahead, closes=self._rank == 0)
+        self._servers.join(worker, 1 + self.feed.parts_ahead, closes=self._rank == 0)
         return done
 
     def _beginning(self, iteration: int) -> dict[str, Any]:
@@ -132,26 +129,16 @@ class AsyncRunner(TorchRunner):
         data = self._updates.data
         return {
             "iteration": iteration,
-            "boundaries": [self._boundary(each) for each in range(iteration, self._order.until_iterations + 1)],
-            "total_steps": self._total_steps(),
+            "boundaries": [self.fixed_steps(each) for each in range(iteration, self._order.until_iterations + 1)],
+            "total_steps": self.schedule.total_steps,
             "next_ticket": data["next_ticket"],
             "returned": data["returned"],
         }
 
     @property
     def _updates(self) -> Updates:
-        assert isinstance(self._batching, Updates)
-        return self._batching
-
-    def _boundary(self, iterations: int) -> int:
-        """Return the updates of that many iterations."""
-        return fixed_steps(
-            iterations,
-            num_samples=self._feed.num_samples,
-            batch_size=self._batch_size,
-            samples_per_iteration=self._samples_per_iteration,
-            drop_last=self.trial.drop_last,
-        )
+        assert isinstance(self.batching, Updates)
+        return self.batching
 
     def steps(self, iterations: int) -> Steps:
         """Take part until that iteration is complete; on rank 0, evaluate its snapshot and step ReduceLROnPlateau."""
@@ -178,15 +165,14 @@ class AsyncRunner(TorchRunner):
 
     def _for_plateau(self, metrics: Mapping[str, float], iterations: int) -> float | None:
         """Return the metric that ReduceLROnPlateau steps with; None if there is none, or it is not due."""
-        watched = self._watched(metrics)
-        schedules = [] if self._schedules is None else self._schedules.members
-        is_due = any(isinstance(each, ReduceLROnPlateau) for each in schedules)
-        return metrics[watched] if is_due and self._evaluation.is_regular(iterations) else None
+        watched = self.schedule.watched(metrics)
+        is_due = self.schedule.has_plateau and self.evaluation.is_regular(iterations)
+        return metrics[watched] if is_due else None
 
     def _until(self, iterations: int) -> Generator[None]:
         """Exchange gradients until that iteration is complete; pause after each, and once in a segment at least."""
         servers = self._servers
-        self._step.begin()
+        self.step.begin()
         self.trial.on_iteration(self.module, iterations)
         changed = trained_parameters(self.module).keys() ^ self._trained.keys()
         if changed:
@@ -212,8 +198,8 @@ class AsyncRunner(TorchRunner):
         batch = self._batch(self._servers.tickets[0])
         if not batch.size:
             return 0.0, {}
-        means = Means(self._device)
-        self._step.take(batch, means)
+        means = Means(self.device)
+        self.step.take(batch, means)
         for parameter in self._trained.values():
             if parameter.grad is not None and parameter.grad.layout is not torch.strided:
                 raise refused(
@@ -229,23 +215,23 @@ class AsyncRunner(TorchRunner):
 
     def _batch(self, ticket: int) -> GlobalBatch:
         """Return this worker's samples of a batch, by its number."""
-        total, size = self._feed.num_samples, self._batch_size
+        total, size = self.feed.num_samples, self.batch_size
         per_epoch = self._boundary_of_epoch()
         epoch, place = divmod(ticket, per_epoch)
-        self._sampler.move_to(epoch, min(place * size, total - 1))
+        self.sampler.move_to(epoch, min(place * size, total - 1))
         members = self._servers.members if self._training.max_staleness == 0 else [self._name]
-        whole = self._sampler.next_shared(size, max(1, len(members)), even_shares)
+        whole = self.sampler.next_shared(size, max(1, len(members)), even_shares)
         mine = whole.of(members.index(self._name)) if self._name in members else whole.indices[:0]
         return GlobalBatch(indices=mine, shares=(len(mine),), epoch=whole.epoch)
 
     def _boundary_of_epoch(self) -> int:
         """Return the batches of an epoch."""
-        total, size = self._feed.num_samples, self._batch_size
+        total, size = self.feed.num_samples, self.batch_size
         return total // size if self.trial.drop_last else -(-total // size)
 
     def _parts_ahead(self) -> Iterator[Part]:
         """Iterate over what this worker will load after the present step, as far as its tickets go; then guess."""
-        present = self._step.begun
+        present = self.step.begun
 
         def parts() -> Iterator[Part]:
             last = self._servers.tickets[0]
@@ -253,7 +239,7 @@ class AsyncRunner(TorchRunner):
                 later = [ticket for ticket in self._servers.tickets if ticket > last]
                 last = later[0] if later else last + 1
                 batch = self._batch(last)
-                for part in self._step.parts(batch, step - self._step.begun)[0]:
+                for part in self.step.parts(batch, step - self.step.begun)[0]:
                     yield Part(indices=part, epoch=batch.epoch)
 
         return parts()
@@ -287,8 +273,8 @@ class AsyncRunner(TorchRunner):
             "held": data["held"],
         }
         epoch, place = divmod(data["next_ticket"], self._boundary_of_epoch())
-        self._sampler.move_to(epoch, min(place * self._batch_size, self._feed.num_samples - 1))
-        self._steps = self._boundary(iterations)
+        self.sampler.move_to(epoch, min(place * self.batch_size, self.feed.num_samples - 1))
+        self.counter.count = self.fixed_steps(iterations)
         return super().dump(iterations, metrics, is_last=is_last)
 
     def part(self) -> None:
@@ -299,6 +285,4 @@ class AsyncRunner(TorchRunner):
     def close(self) -> None:
         if hasattr(self, "_servers"):
             self._servers.close()
-            del self._servers
-        self.__dict__.pop("_trained", None)
         super().close()

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from rubberband.executor.training.failures import LacksMemory
-from rubberband.executor.training.options import Group, build_optimizer, build_scheduler
+from rubberband.executor.training.options import Group, build_optimizer
 from rubberband.executor.training.runner import positive
 from rubberband.executor.training.sampler import reseed
+from rubberband.executor.training.schedule import build_scheduler
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import TorchTrial
 
