@@ -5,11 +5,12 @@
   check it before anything is rented, and add to `check_findings`.
 * A segment: `segment` (its order, its reports), `run` (the walk through it), `runner` (one trial, by its kind),
   `worker_process` (what is put back afterwards), `failures`, `checkpoint`.
-* The loop of a `TorchTrial`: `loop`, `step` (one optimizer step), `options` (optimizer, schedules, precision),
-  `metrics` (means and evaluation), `wrapping` (the model in a gang), `gang` (the process group).
+* The loop of a `TorchTrial`: `loop`, `components` (its parts, and which features there are), `step` (one optimizer
+  step), `options` (optimizer, precision), `schedule` (learning rates), `metrics` (means and evaluation), `wrapping`
+  (the model in a gang), `gang` (the process group).
 * Data: `sampler` (which samples, in what order and shares), `data` (samples to batches), `loading` (processes that load
   ahead), `gpu_rows` (what fits on the GPU).
-* Batches by goodput: `adaptation`, `agent`, `gradient_noise`, `noise_scale`. Shares by speed: `balancing`, `clocks`.
+* Features of the loop: `goodput` (batches), `balancing` (shares by speed), both with `clocks`.
 * Programs: `command_runner` (one trial), `program` (its process) and `guard` (which ends it), `printed` (metrics in its
   output), `program_gang` (places in a gang), `function_process` (a function as such a process).
 * `lifeline`: by which the workers of any gang learn that one is gone. `asynchronous`: training with parameter servers.

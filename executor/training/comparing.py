@@ -38,9 +38,9 @@ from rubberband.executor.training.data import cpu_states, set_cpu_states
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import TrialFailure, describe
 from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.goodput.noise_scale import is_adaptive
 from rubberband.executor.training.loop import TorchRunner
 from rubberband.executor.training.metrics import Means
-from rubberband.executor.training.noise_scale import is_adaptive
 from rubberband.executor.training.sampler import GlobalBatch, Indices, reseed
 from rubberband.executor.training.segment import Segment, SegmentFailure
 from rubberband.executor.training.step import OwnStep, TrainStep

@@ -90,7 +90,7 @@ class Division(Component):
 
 DIVISIONS = ("rubberband.executor.training.balancing:make_division",)
 """Ways to divide batches unevenly, of which a trial has one at most."""
-BATCHINGS = ("rubberband.executor.training.adaptation:make_batching",)
+BATCHINGS = ("rubberband.executor.training.goodput.adaptation:make_batching",)
 """Ways to change the batch size, of which a trial has one at most."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rubberband.executor.training.noise_scale import moments
+from rubberband.executor.training.goodput.noise_scale import moments
 from tests.builders.processes.noise_worker import Model, Scenario, batch_of, loss_of, run_gang
 
 

@@ -18,8 +18,8 @@ from rubberband.cloud.aws.calls import share
 from rubberband.cloud.pool.state import Machine
 from rubberband.executor import Means
 from rubberband.executor import WorkerGang as Gang
-from rubberband.executor.training.agent import BatchAgent, ChoiceBudget
 from rubberband.executor.training.balancing import Balancing, at_least
+from rubberband.executor.training.goodput.agent import BatchAgent, ChoiceBudget
 from rubberband.executor.training.step import micro_batches
 from rubberband.planner.balancing.shares import ShareLimits, even_shares, held, keeps, scale_shares
 from rubberband.spec.space import parse

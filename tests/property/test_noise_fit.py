@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rubberband.executor import Cell, NoiseEstimate, NoiseScale, cell_of
 from rubberband.executor.profiling.points import fit
-from rubberband.executor.training.noise_scale import moments
+from rubberband.executor.training.goodput.noise_scale import moments
 
 CVS = (0.01, 0.05, 0.1, 0.3)
 

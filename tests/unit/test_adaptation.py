@@ -21,8 +21,8 @@ from rubberband.executor import (
     make_lr_scaling,
 )
 from rubberband.executor import WorkerGang as Gang
-from rubberband.executor.training.adaptation import MOST_USES, AdaptiveBatching, make_batching, resolve_limits
 from rubberband.executor.training.components import Division
+from rubberband.executor.training.goodput.adaptation import MOST_USES, AdaptiveBatching, make_batching, resolve_limits
 from rubberband.executor.training.segment import BatchReport
 from rubberband.executor.training.step import TrainStep
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rubberband.executor.training.agent import DOUBTED_AFTER, GROWTH, MOST_POINTS, BatchAgent, BatchChoice
+from rubberband.executor.training.goodput.agent import DOUBTED_AFTER, GROWTH, MOST_POINTS, BatchAgent, BatchChoice
 from rubberband.planner.goodput import choose, choose_at, step_s
 from rubberband.values.adaptive import BatchLimits, BatchPoint, Throughput
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rubberband.executor import own_time
 from rubberband.executor.training import clocks
-from rubberband.executor.training.agent import CHOICE_SHARE, ChoiceBudget
+from rubberband.executor.training.goodput.agent import CHOICE_SHARE, ChoiceBudget
 
 
 @given(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rubberband.executor import NoiseEstimate, NoiseReading, NoiseScale
-from rubberband.executor.training.noise_scale import moments
+from rubberband.executor.training.goodput.noise_scale import moments
 
 DIMENSIONS = 10_000
 

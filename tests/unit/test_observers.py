@@ -33,7 +33,7 @@ from rubberband.executor import WorkerGang as Gang
 from rubberband.executor.run import trackers
 from rubberband.executor.run.callbacks import Callback
 from rubberband.executor.training.clocks import ComputeTimer
-from rubberband.executor.training.noise_scale import DENOMINATORS
+from rubberband.executor.training.goodput.noise_scale import DENOMINATORS
 from rubberband.executor.training.step import Undo
 from rubberband.executor.training.wrapping import check_same_weights, parameters_of
 from rubberband.integrations.ray_tune_trials import FailFast, TuneCallbacks

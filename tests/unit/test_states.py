@@ -37,11 +37,11 @@ from rubberband.executor import (
     make_lr_scaling,
 )
 from rubberband.executor import WorkerGang as Gang
-from rubberband.executor.training.adaptation import AdaptiveBatching
-from rubberband.executor.training.agent import BatchAgent
 from rubberband.executor.training.asynchronous.runner import Updates
 from rubberband.executor.training.balancing import Balancing
 from rubberband.executor.training.components import Component
+from rubberband.executor.training.goodput.adaptation import AdaptiveBatching
+from rubberband.executor.training.goodput.agent import BatchAgent
 from rubberband.executor.training.loop import StepCounter
 from rubberband.executor.training.options import Precision
 from rubberband.executor.training.sampler import FixedBatching
@@ -391,7 +391,7 @@ _MEASURED = ("_lines", "_steps")
 """Lines of a balancer, and the number of steps of its last look."""
 _GROUP = Example(_with_optimizers, lambda made, at: _trained(made[0], [*made[1].values()], at))
 EXAMPLES: dict[str, Example] = {
-    "executor.training.adaptation.AdaptiveBatching": Example(
+    "executor.training.goodput.adaptation.AdaptiveBatching": Example(
         _adaptive,
         _adapt,
         _first,
@@ -400,7 +400,7 @@ EXAMPLES: dict[str, Example] = {
         only=("_progress", "_noise_scale", "_scheduled", "_proven", "batch_size", "per_gpu", "_agent"),
         goes_on=False,
     ),
-    "executor.training.agent.BatchAgent": Example(
+    "executor.training.goodput.agent.BatchAgent": Example(
         lambda: BatchAgent(BatchLimits(initial=64, max=4096), instances=1, gpus=1, clock=lambda: 0.0),
         _choose,
         anew=("_news",),
@@ -417,7 +417,7 @@ EXAMPLES: dict[str, Example] = {
     ),
     "executor.training.checkpoint.TrainedParameters": Example(_frozen, _thaw, _first),
     "executor.training.data.Feed": Example(_feed, _read, anew=("_stream", "_epoch")),
-    "executor.training.gradient_noise.GradientNoise": Example(
+    "executor.training.goodput.gradient_noise.GradientNoise": Example(
         _observed, _seen_gradients, _first, anew=("_since", "_since_at_initial"), goes_on=False
     ),
     "executor.training.loop.StepCounter": Example(
@@ -426,8 +426,8 @@ EXAMPLES: dict[str, Example] = {
     "executor.training.metrics.Evaluation": Example(
         _evaluation, lambda made, at: dict(made.metrics(nn.Identity(), at + 1)), steps=8, anew=("_latest",)
     ),
-    "executor.training.noise_scale.Averages": Example(lambda: Averages(2), _average),
-    "executor.training.noise_scale.NoiseScale": Example(NoiseScale, _noise, steps=40),
+    "executor.training.goodput.noise_scale.Averages": Example(lambda: Averages(2), _average),
+    "executor.training.goodput.noise_scale.NoiseScale": Example(NoiseScale, _noise, steps=40),
     "executor.training.options.Group": replace(_GROUP, own=lambda made: Group(made[1]), goes_on=False),
     "executor.training.options.Precision": Example(
         _fp16, _scaled, _first, anew=("_has_stepped",), settings=("growth_factor", "backoff_factor", "growth_interval")

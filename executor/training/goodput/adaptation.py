@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
-from rubberband.executor.training.agent import BatchAgent, BatchChoice, ChoiceBudget
 from rubberband.executor.training.clocks import CudaLapClock, LapClock
 from rubberband.executor.training.components import SharePolicy
 from rubberband.executor.training.failures import refused
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.gradient_noise import GradientNoise
+from rubberband.executor.training.goodput.agent import BatchAgent, BatchChoice, ChoiceBudget
+from rubberband.executor.training.goodput.gradient_noise import GradientNoise
+from rubberband.executor.training.goodput.lr_scaling import LrScaling, make_lr_scaling, scaled_lr
+from rubberband.executor.training.goodput.noise_scale import NoiseReading
 from rubberband.executor.training.metrics import Weight
-from rubberband.executor.training.noise_scale import NoiseReading
-from rubberband.executor.training.options import LrScaling, make_lr_scaling, scaled_lr
 from rubberband.executor.training.sampler import Batching, GlobalBatch
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.step import TrainStep

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from rubberband.executor.training.failures import is_out_of_memory
-from rubberband.executor.training.noise_scale import (
+from rubberband.executor.training.goodput.noise_scale import (
     Estimator,
     NoiseEstimate,
     NoiseReading,
