@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from rubberband.cloud.catalogue import Table
 from rubberband.errors import ProviderError
 from rubberband.spec.resources import Resources
 from rubberband.values.offer import Offer
@@ -261,6 +262,21 @@ class ClusterRequest:
     """Time that a node which joins a borrowed cluster is expected to take; None: that is not known."""
     on_join: Callable[[float], None] = lambda waited_s: None
     """Gets the time that each such node took."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Today:
+    """Result of `prices` and `preflight` of a record: what its cloud says today of the types of an experiment."""
+
+    table: Table | None = None
+    """Types with today's prices; None: those of the record."""
+    room: Mapping[str, Mapping[Market, int]] | None = None
+    """Instance type -> market -> instances that the account may rent now; unknown where it is missing."""
+    notes: Sequence[str] = ()
+    """Remarks, a sentence each."""
+    blocks: Callable[[str, int, float, float], str | None] | None = None
+    """Takes a plan's instance type, its most instances, seconds and rent in US dollars, and returns the remark that
+    compares it with capacity that is sold in advance; None: there is none on offer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,12 +19,11 @@ from rubberband.units import counted, format_duration
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.asynchronous import AsyncProfile
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Market, Policy, Spent
+from rubberband.values.plan import MARKETS, Market, Policy, Spent
 from rubberband.values.profile import Profile, adding_up_words, mixed_factor, relative_speed
 
 _ABOUT, _ABOUT_S = 0.2, 1.0
 """A delay in the file gets no remark if it is off by at most this share, or by at most these seconds."""
-MARKETS: tuple[Market, Market] = ("on_demand", "spot")
 POOR_FIT = 0.1
 """Mean relative error over its own points above which a model gets a remark."""
 

@@ -61,8 +61,8 @@ class PricesAndQuotas:
     """Measured start times of instances on this machine; None for other providers, or before a first run."""
     notes: tuple[str, ...] = ()
     """Remarks on these: stale prices, quotas. Every screen of an estimate shows them."""
-    blocks: Callable[[Estimate], str | None] | None = None
-    """Returns the remark that compares a plan on demand with a capacity block on offer; None without EC2's offers."""
+    blocks: Callable[[str, int, float, float], str | None] | None = None
+    """Compares a plan with capacity that is sold in advance, as in `rubberband.cloud.provider.Today`."""
     month_cap: MonthCap | None = None
     """The cap of the experiment's pool on a month's bill, and what is spent of it; None without a cap."""
 

@@ -10,37 +10,26 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rubberband.cloud.aws.prices import LiveTable, live_table
-from rubberband.cloud.catalogue import Table, row_source, types_of
-from rubberband.cloud.offers import offers, price_source, spot_source
-from rubberband.errors import InputError, ProviderError
+from rubberband.cloud.catalogue import Table, row_source
+from rubberband.cloud.offers import price_source, spot_source
+from rubberband.cloud.provider import Today
+from rubberband.errors import ProviderError
 from rubberband.planner import Estimate, Problem
 from rubberband.planning.assumptions import Assumption, Basis, Name, assumptions, bill_lines
-from rubberband.planning.candidates import (
-    MARKETS,
-    Room,
-    async_notes,
-    batch_notes,
-    mixture_notes,
-    repeat_notes,
-    sampler_notes,
-)
+from rubberband.planning.candidates import async_notes, batch_notes, mixture_notes, repeat_notes, sampler_notes
 from rubberband.planning.clusters import joining
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, planned
 from rubberband.planning.startup_history import start_times
 from rubberband.spec.experiment import Experiment, ProfilesByType, entrypoint_words
-from rubberband.spec.pool import PoolFile, PoolFolder
+from rubberband.spec.pool import PoolFile, PoolFolder, resources_of
 from rubberband.spec.profile_file import VARIATIONS, InlineProfile
 from rubberband.spec.resources import Resources
+from rubberband.values.kinds import part_of
 from rubberband.values.offer import BillLine, Offer
-from rubberband.values.plan import Market, Size
+from rubberband.values.plan import Size
 from rubberband.values.profile import Profile
-
-if TYPE_CHECKING:
-    from rubberband.cloud.aws import capacity
-    from rubberband.cloud.aws.calls import AwsSession
 
 
 def local_prices_and_quotas(experiment: Experiment, home: Path) -> PricesAndQuotas:
@@ -95,8 +84,8 @@ def answer(
     """
     found = planned(experiment, profiles, prices, replace(options, compare=True))
     best, started = found.estimate, found.experiment
-    block = None if prices.blocks is None else prices.blocks(best)
-    blocks = () if block is None else (block,)
+    bill = bill_lines(best)
+    blocks = _block_notes(best, bill, prices)
     return EstimateAnswer(
         estimate=best,
         assumptions=assumptions(best, _bases(experiment, best.problem, prices, found.seen)),
@@ -110,10 +99,20 @@ def answer(
             *blocks,
             *_cap_notes(best, prices, options.now),
         ),
-        bill=bill_lines(best),
+        bill=bill,
         size=found.size,
         blocks=blocks,
     )
+
+
+def _block_notes(best: Estimate, bill: Sequence[BillLine], prices: PricesAndQuotas) -> tuple[str, ...]:
+    """Return the remark that compares the plan with capacity that is sold in advance; empty without a plan or one."""
+    if prices.blocks is None or best.job is None or best.prediction is None:
+        return ()
+    rent_usd = sum(line.usd for line in bill if line.line == "instances")
+    most = max(stage.instances for stage in best.job.plan.stages)
+    note = prices.blocks(best.offer.instance_type, most, best.prediction.jct_s, rent_usd)
+    return () if note is None else (note,)
 
 
 def _cap_notes(best: Estimate, prices: PricesAndQuotas, now: float) -> tuple[str, ...]:
@@ -209,160 +208,50 @@ def _tells_noise(experiment: Experiment, instance_type: str) -> bool:
     return isinstance(written, InlineProfile) and not written.model_fields_set.isdisjoint(VARIATIONS)
 
 
-# Prices and quotas of EC2 today. Asks AWS; starts nothing and spends nothing.
-
-
 def live_prices_and_quotas(experiment: Experiment, home: Path) -> PricesAndQuotas:
-    """Return those of today; prices are cached in `home`.
+    """Return those of today, if the provider says them. It is asked; nothing is started or spent.
 
-    Raises InputError if the account's quota allows none of the instances, for an unknown region, and without boto3.
+    Raises InputError if the account's quota allows none of the instances, or for an unknown region.
     """
-    resources = experiment.resources
-    if not resources.kind.is_ec2 or resources.pool is not None:
+    resources, prices = experiment.resources, part_of(experiment.resources.provider, "prices")
+    if prices is None or resources.pool is not None:
         ours = local_prices_and_quotas(experiment, home)
         return replace(ours, notes=(*ours.notes, *(f"{note}." for note in _pool_notes(experiment))))
-    from rubberband.cloud.aws.calls import open_aws
-
-    session = open_aws(resources.region)
-    table = live_table(resources, home, session=session)
-    from rubberband.cloud.aws.quotes import with_side_facts
-
-    beside = with_side_facts(table, session, resources)
-    if resources.aws.reservation is not None:
-        return _reserved(session, experiment, beside)
-    stale = tuple(
-        f"AWS prices are not available ({note}); earlier ones, or the catalogue's, are used instead."
-        for note in table.notes
-    )
-    rooms, unknown = _rooms(session, experiment, table.notes)
-    if rooms and not any(room.instances for room in rooms):
-        raise InputError(f"resources.instance_type: {rooms[0].refusal(resources.max_instances)}")
-    notes = (f"{room.note()}{_consequence(room, rooms, resources.max_instances)}." for room in rooms)
-    beside_notes = beside.notes[len(table.notes) :]
-    return PricesAndQuotas(
-        table=beside,
-        room=_room(rooms),
-        notes=(*stale, *beside_notes, *unknown, *notes),
-        blocks=lambda found: _block_note(session, found),
-    )
-
-
-def _reserved(session: AwsSession, experiment: Experiment, table: LiveTable) -> PricesAndQuotas:
-    """Return those of capacity that the user has reserved; no quota limits it further.
-
-    Raises InputError if it cannot be used as the experiment asks.
-    """
-    from rubberband.cloud.aws.capacity import check_size, check_time, reservation_of, with_reservation
-    from rubberband.cloud.aws.errors import in_one_line
-
-    resources, now = experiment.resources, time.time()
-    with in_one_line():
-        held = reservation_of(session, resources.aws.reservation, types_of(resources)[0])
-    assert held is not None, "the experiment names one"
-    check_size(held, resources)
-    notes = [*check_time(held, now, _until(experiment, now))]
-    priced = with_reservation(table, held, resources)
-    return PricesAndQuotas(table=priced, notes=tuple(f"{note}." for note in (*priced.notes, *notes)))
-
-
-def _until(experiment: Experiment, now: float) -> float:
-    deadline_s = experiment.constraints.deadline_from(now)
-    return math.inf if deadline_s is None else now + deadline_s
-
-
-def _pool_notes(experiment: Experiment) -> list[str]:
-    """Return notes on what the user has reserved for the experiment's pool. Raises InputError if it ends before the
-    deadline."""
-    resources, now = experiment.resources, time.time()
-    if resources.pool is None or not resources.kind.is_ec2:
-        return []
-    pool = PoolFile(**PoolFolder(path=Path(resources.pool)).read())
-    if pool.aws.reservation is None or pool.instance_type is None:
-        return []
-    from rubberband.cloud.aws.calls import open_aws
-    from rubberband.cloud.aws.capacity import check_time, reservation_of
-    from rubberband.cloud.aws.errors import in_one_line
-
-    with in_one_line():
-        held = reservation_of(open_aws(pool.region), pool.aws.reservation, pool.instance_type)
-    return [] if held is None else [*check_time(held, now, _until(experiment, now))]
-
-
-def _block_note(session: AwsSession, found: Estimate) -> str | None:
-    if found.job is None or found.prediction is None:
-        return None
-    from rubberband.cloud.aws.capacity import block_note
-
-    rent_usd = sum(line.usd for line in bill_lines(found) if line.line == "instances")
-    most = max(stage.instances for stage in found.job.plan.stages)
-    return block_note(session, found.offer.instance_type, most, found.prediction.jct_s, rent_usd)
+    return _of(prices(resources, home, _until(experiment)))
 
 
 def cloud_prices_and_quotas(
     experiment: Experiment, home: Path, announce: Callable[[str], None], *, on_head: bool = True
 ) -> PricesAndQuotas:
-    """Return those of a run that begins now, after checking that EC2 can run it; empty elsewhere.
+    """Return those of a run that begins now, after the provider checked that it can run it; empty without such checks.
 
     `announce` gets a line on each remark. Not `on_head`: the run will begin on a head, not on this machine. Raises
     InputError (with the fix) for the first problem.
     """
-    resources = experiment.resources
-    if not resources.kind.is_ec2 or resources.pool is not None:  # a pool was checked when it came up
+    resources, preflight = experiment.resources, part_of(experiment.resources.provider, "preflight")
+    if preflight is None or resources.pool is not None:  # a pool was checked when it came up
         for note in _pool_notes(experiment):
             announce(note)
         return PricesAndQuotas()
-    from rubberband.cloud.aws.calls import open_aws
-    from rubberband.cloud.aws.capacity import quotas
-    from rubberband.cloud.aws.preflight import preflight, sign_in
-    from rubberband.cloud.aws.quotes import with_side_facts
-
-    session = open_aws(resources.region)
-    sign_in(session)  # before prices, which would be missing for the same reason
-    table = with_side_facts(live_table(resources, home, session=session), session, resources)
-    found = preflight(resources, offers(resources, table=table), session=session, on_head=on_head)
-    for note in (*table.notes, *found):
-        announce(note)
-    if resources.aws.reservation is not None:
-        return _reserved(session, experiment, table)
-    return PricesAndQuotas(table=table, room=_room(quotas(session, types_of(resources), MARKETS)))
+    return _of(preflight(resources, home, _until(experiment), announce, on_head=on_head))
 
 
-def _room(rooms: Sequence[capacity.Room]) -> Room:
-    """Return instance type -> market -> number of instances."""
-    found: dict[str, dict[Market, int]] = {}
-    for room in rooms:
-        found.setdefault(room.instance_type, {})[room.market] = room.instances
-    return found
+def _of(today: Today) -> PricesAndQuotas:
+    return PricesAndQuotas(table=today.table, room=today.room, notes=tuple(today.notes), blocks=today.blocks)
 
 
-def _rooms(
-    session: AwsSession, experiment: Experiment, notes: Sequence[str]
-) -> tuple[Sequence[capacity.Room], tuple[str, ...]]:
-    """Return the account's quota for each type on each market that a plan may use, or a remark why it is unknown.
-
-    `notes` are the remarks on prices: their reason is not repeated.
-    """
-    from rubberband.cloud.aws.capacity import quotas
-
-    resources = experiment.resources
-    markets = MARKETS if resources.market == "spot" else MARKETS[:1]
-    try:
-        return quotas(session, types_of(resources), markets), ()
-    except ProviderError as error:
-        why = str(error)
-    reason = "for the same reason" if why in notes else why
-    return (), (f"quota: not known ({reason}); max_instances={resources.max_instances} is used unchecked.",)
+def _until(experiment: Experiment) -> float:
+    """Return when an experiment that begins now must be done (Unix time)."""
+    now = time.time()
+    deadline_s = experiment.constraints.deadline_from(now)
+    return math.inf if deadline_s is None else now + deadline_s
 
 
-def _consequence(room: capacity.Room, rooms: Sequence[capacity.Room], max_instances: int) -> str:
-    """Return the effect on the plan of a quota below the file's max_instances."""
-    if room.instances >= max_instances:
-        return ""
-    if room.instances:
-        return f"; no more are planned with (max_instances={max_instances})"
-    if room.market == "spot":
-        return "; planned without spot"
-    spot = [other for other in rooms if (other.instance_type, other.market) == (room.instance_type, "spot")]
-    if any(other.instances for other in spot):
-        return "; a stage that is planned on demand would be refused"
-    return "; it is left out"
+def _pool_notes(experiment: Experiment) -> Sequence[str]:
+    """Return notes on what the user has reserved for the experiment's pool. Raises InputError if it ends before the
+    deadline."""
+    path, reserved = experiment.resources.pool, part_of(experiment.resources.provider, "reserved")
+    if path is None or reserved is None:
+        return ()
+    notes: Sequence[str] = reserved(resources_of(PoolFile(**PoolFolder(path=Path(path)).read())), _until(experiment))
+    return notes

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rubberband.cloud.aws.prices import live_table
 from rubberband.cloud.catalogue import boot_timeouts, types_of
 from rubberband.cloud.clock import Waiting
 from rubberband.cloud.local import LocalProvider
@@ -33,9 +32,9 @@ from rubberband.files import EXCLUSIVE, private, require_home, try_lock
 from rubberband.installation import require_ray
 from rubberband.interrupts import heeded
 from rubberband.planner.sharing import make_policy
-from rubberband.spec.pool import PoolFile, PoolFolder, pool_folder, too_low
-from rubberband.spec.resources import Resources
+from rubberband.spec.pool import PoolFile, PoolFolder, pool_folder, resources_of, too_low
 from rubberband.units import counted, format_usd
+from rubberband.values.kinds import part_of
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Market
 
@@ -137,49 +136,17 @@ def _offered(pool: PoolFile, home: Path, announce: Callable[[str], None]) -> Off
             "which makes a bucket, or name one, such as checkpoints: s3://my-bucket/team"
         )
     require_capped(pool)
-    from rubberband.cloud.aws.calls import open_aws
-    from rubberband.cloud.aws.capacity import reservation_of, with_reservation
-    from rubberband.cloud.aws.preflight import preflight, sign_in
-    from rubberband.cloud.aws.quotes import with_side_facts
-
+    preflight = part_of(pool.provider, "preflight")
     try:
-        session = open_aws(resources.region)
-        sign_in(session)
-        table = with_side_facts(live_table(resources, home, session=session), session, resources)
-        if held := reservation_of(session, resources.aws.reservation, types_of(resources)[0]):
-            table = with_reservation(table, held, resources)
-        found = offer(resources, table=table)
-        for note in (*table.notes, *preflight(resources, [found], session=session, together=False)):
-            announce(_at_the_top(note))
+        today = preflight(resources, home, None, lambda note: announce(_at_the_top(note)), together=False)
+        return offer(resources, table=today.table)
     except InputError as error:
         raise InputError(_at_the_top(str(error))) from None
-    return found
 
 
 def _at_the_top(line: str) -> str:
     """Return a line with the words of a pool file, which has those of `resources` at its top."""
     return line.replace("resources.max_instances", "instances").replace("resources.", "")
-
-
-def resources_of(pool: PoolFile) -> Resources:
-    """Return the pool's machines in an experiment's words."""
-    given = {
-        "provider": pool.provider,
-        "region": pool.region,
-        "instance_type": pool.instance_type,
-        "gpus_per_instance": pool.gpus_per_instance,
-        "price_per_hour": pool.price_usd_per_hour,
-        "side_price_per_hour": pool.side_usd_per_hour,
-        "minimum_billed": pool.minimum_billed_s,
-        "max_instances": pool.instances,
-        "market": pool.market,
-        "spot": pool.spot,
-        "init_delay": pool.init_delay,
-        "lease": pool.lease_s,
-        "checkpoints": pool.checkpoints,
-        "aws": pool.aws,
-    }
-    return Resources(**{key: value for key, value in given.items() if value is not None})
 
 
 def _check_caps(pool: PoolFile, offered: Offer) -> None:

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from rubberband.errors import InputError
 from rubberband.files import make_directories, write_atomically
 from rubberband.spec.fields import WHOLE, Delay, Duration, Gpus, Name, Usd, WordError, Words, fault
-from rubberband.spec.resources import Aws, SpotMarket
+from rubberband.spec.resources import Aws, Resources, SpotMarket
 from rubberband.units import counted, format_usd, shown
 from rubberband.values.kinds import KINDS, OwnProvider, ProviderKind
 from rubberband.values.plan import Market
@@ -133,6 +133,27 @@ class PoolFile(Words):
         if self.aws.reservation is not None and self.market == "spot":
             raise fault("spot instances are not launched in a reservation; set market: on_demand", at="market")
         return self
+
+
+def resources_of(pool: PoolFile) -> Resources:
+    """Return the pool's machines in an experiment's words."""
+    given = {
+        "provider": pool.provider,
+        "region": pool.region,
+        "instance_type": pool.instance_type,
+        "gpus_per_instance": pool.gpus_per_instance,
+        "price_per_hour": pool.price_usd_per_hour,
+        "side_price_per_hour": pool.side_usd_per_hour,
+        "minimum_billed": pool.minimum_billed_s,
+        "max_instances": pool.instances,
+        "market": pool.market,
+        "spot": pool.spot,
+        "init_delay": pool.init_delay,
+        "lease": pool.lease_s,
+        "checkpoints": pool.checkpoints,
+        "aws": pool.aws,
+    }
+    return Resources(**{key: value for key, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ OwnProvider = Literal["local", "aws", "ray", "virtual"]
 ENTRY_POINTS = "rubberband.providers"
 """Group of the entry points that name records of other packages."""
 
-Part = Literal["open_cluster", "options", "instance_types", "clean_up"]
+Part = Literal["open_cluster", "options", "instance_types", "prices", "preflight", "reserved", "clean_up"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,16 @@ class ProviderKind:
     instance_types: str | None = None
     """Takes `Resources` and environment variables, and returns the table of types with their prices, which it keeps:
     name -> `rubberband.cloud.catalogue.InstanceType`. None: GPUs and price of an instance are the file's."""
+    prices: str | None = None
+    """Takes `Resources`, the home and when the experiment must be done (Unix time), and returns a
+    `rubberband.cloud.provider.Today`; what the cloud does not say is a note. None: prices are those of the table."""
+    preflight: str | None = None
+    """Takes what `prices` takes (no time for a pool: None), a function for remarks, `on_head` (whether this machine will
+    be the driver) and `together` (whether trials may span instances); checks the account and returns a `Today`. Raises
+    InputError for the first reason why a run would fail. None: nothing is checked."""
+    reserved: str | None = None
+    """Takes `Resources` of a pool, and when an experiment on it must be done, and returns notes on capacity that the
+    user has reserved. Raises InputError if that ends before. None: nothing can be reserved."""
     clean_up: str | None = None
     """Takes the home and the name of an experiment (None: all), ends instances whose driver is dead, and returns a
     `rubberband.cloud.provider.CleanedUp`. None: their leases end them."""
@@ -107,6 +117,9 @@ OWN: Mapping[str, ProviderKind] = {
     "aws": ProviderKind(
         open_cluster="rubberband.cloud.aws.provider:open_cluster",
         instance_types=_CATALOGUE,
+        prices="rubberband.cloud.aws.today:prices",
+        preflight="rubberband.cloud.aws.today:checked",
+        reserved="rubberband.cloud.aws.today:reserved",
         clean_up="rubberband.cloud.aws:clean_up_home",
         is_rented=True,
         is_ec2=True,
@@ -180,8 +193,10 @@ def known_provider(name: str) -> str:
 
 
 def part_of(name: str, part: Part) -> Any:
-    """Return what the record of a provider names. Raises InputError for what its package lacks."""
+    """Return what the record of a provider names, None for nothing. Raises InputError for what its package lacks."""
     where = getattr(KINDS[known_provider(name)], part)
+    if where is None:
+        return None
     try:
         return pkgutil.resolve_name(where)
     except Exception as error:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from rubberband import markup
 
 Market = Literal["on_demand", "spot"]
+MARKETS: tuple[Market, Market] = ("on_demand", "spot")
 SizeKey = Literal["num_samples", "max_t"]
 """A key of a scheduler that sizes its search, and may be `auto`."""
 Policy = Literal["optimal", "greedy", "static", "naive_elastic"]
