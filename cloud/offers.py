@@ -2,28 +2,17 @@
 
 Values of the experiment file come first, then the profile's measurements, then the table (see
 `rubberband.cloud.catalogue`).
-
-An EC2 instance costs, beside its rent, its root volume, its public address, and traffic through a NAT gateway. Their
-prices come from a dated table, `side_costs.csv`. AWS describes the account (`SideFacts`); if it is not asked, a new
-account is assumed. Traffic between zones (0.01 USD/GB each way) is left out: a gang is in one zone, S3 is free within a
-region, and the driver sends instances in other zones only its code and a few bytes an iteration.
 """
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 
 from rubberband.cloud.catalogue import (
     InstanceType,
     Live,
-    SideFacts,
     Table,
-    check_accelerator,
     instant,
     is_similar,
     nearest_types,
@@ -31,18 +20,20 @@ from rubberband.cloud.catalogue import (
     similar_types,
     table_of,
     types_of,
-    usual_firmware_s,
 )
+from rubberband.cloud.provider import Extras
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.spec.fields import Delay, delay_of
 from rubberband.spec.resources import Resources
 from rubberband.units import nearest, shown
-from rubberband.values.kinds import OWN
+from rubberband.values.kinds import OWN, part_of
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, SideCost, Spot
 from rubberband.values.profile import FIXED, Profile, Spread
 
 ASK_AWS = ", ask AWS by `rubberband estimate --live`"
 """Part of a remedy, which is none where AWS was asked and did not answer."""
+_ENDING_S = 60.0
+"""From the end of the rent until the machine is off."""
 
 
 def offer(
@@ -161,22 +152,24 @@ def _check_same_gpus(types: tuple[str, ...], table: Table) -> None:
 
 
 def _offer(resources: Resources, profile: Profile | None, name: str, table: Table) -> Offer:
-    check_accelerator(resources, name)
     row = table.get(name)
     kind = resources.kind
-    default_init_s = kind.init_s + (usual_firmware_s(name) if kind.is_ec2 else 0.0)
     provision_delay_s, provision_spread = _delay(
         resources.provision_delay,
         (profile.provision_delay_s, profile.provision_spread) if profile else (None, FIXED),
         kind.provision_s,
     )
+    has_extras = part_of(resources.provider, "extras")
+    extras = Extras() if has_extras is None else has_extras(resources, name, table, provision_delay_s)
     init_delay_s, init_spread = _delay(
-        resources.init_delay, (profile.init_delay_s, profile.init_spread) if profile else (None, FIXED), default_init_s
+        resources.init_delay,
+        (profile.init_delay_s, profile.init_spread) if profile else (None, FIXED),
+        kind.init_s + extras.init_s,
     )
     gpus = _gpus(resources, name, row, table)
     price_usd_per_hour = float(gpus) if resources.unit == "GPU-h" else _price_usd_per_hour(resources, name, row, table)
     restart_s = provision_delay_s + init_delay_s + (profile.trial_startup_s if profile else 0.0)
-    head_usd_per_hour, head_side_usd_per_hour = _head_usd_per_hour(resources, table)
+    head_usd = None if "head_price_usd_per_hour" in resources.model_fields_set else extras.head_price_usd_per_hour
     return Offer(
         instance_type=name,
         gpus=gpus,
@@ -189,10 +182,10 @@ def _offer(resources: Resources, profile: Profile | None, name: str, table: Tabl
         billing=resources.billing,
         minimum_billed_s=_minimum_billed_s(resources),
         data_usd_per_instance=resources.dataset_gb * resources.data_price_usd_per_gb,
-        head_price_usd_per_hour=head_usd_per_hour,
-        head_side_usd_per_hour=head_side_usd_per_hour,
+        head_price_usd_per_hour=resources.head_price_usd_per_hour if head_usd is None else head_usd,
+        head_side_usd_per_hour=0.0 if head_usd is None else extras.head_side_usd_per_hour,
         spot=_spot(resources, name, row, price_usd_per_hour, restart_s) if resources.market == "spot" else None,
-        side_costs=_side_costs(resources, name, row, provision_delay_s),
+        side_costs=_side_costs(resources, extras, provision_delay_s),
         unit=resources.unit,
         trials_per_gpu=resources.trials_per_gpu,
         place="GPU" if resources.slots is None else "slot",
@@ -204,17 +197,22 @@ def _minimum_billed_s(resources: Resources) -> float:
     return resources.minimum_billed_s if is_given or not resources.kind.is_borrowed else 0.0
 
 
-def _side_costs(
-    resources: Resources, name: str, row: InstanceType | None, provision_delay_s: float
-) -> tuple[SideCost, ...]:
+def _side_costs(resources: Resources, extras: Extras, provision_delay_s: float) -> tuple[SideCost, ...]:
     given_usd = resources.side_usd_per_hour
-    if resources.billing == "per_function" or given_usd == 0.0 or (given_usd is None and not resources.kind.is_ec2):
+    if resources.billing == "per_function" or given_usd == 0.0:
         return ()
-    if given_usd is not None:
-        return (given_side_cost(given_usd, provision_delay_s),)
-    gpus = row is None or row.gpus > 0
-    beside = row.live_in(resources.region).beside if row is not None else None
-    return side_costs(resources, beside, gpus=gpus, provision_delay_s=provision_delay_s)
+    if given_usd is None:
+        return extras.side_costs
+    usd_once = given_usd * unrented_h(provision_delay_s)
+    return (SideCost(line="volumes and addresses", usd_per_hour=given_usd, usd_once=usd_once),)
+
+
+def unrented_h(provision_delay_s: float) -> float:
+    """Return the hours for which volume and address are billed, and the rent is not.
+
+    They are billed from the launch until the machine is off, the rent only from running to the end.
+    """
+    return (provision_delay_s + _ENDING_S) / SECONDS_PER_HOUR
 
 
 def _delay(asked: Delay | None, measured: tuple[float | None, Spread], default_s: float) -> tuple[float, Spread]:
@@ -292,20 +290,6 @@ def _others(region: str, row: InstanceType, table: Table) -> str:
     return f" ({'; '.join(hints)})" if hints else ""
 
 
-def _head_usd_per_hour(resources: Resources, table: Table) -> tuple[float, float]:
-    """Return the head's price, and its share for volume and address.
-
-    It is the file's, or AWS's for the head's type; a price that is only in the shipped table does not count.
-    """
-    asked = not resources.kind.is_ec2 or "head_price_usd_per_hour" in resources.model_fields_set
-    row = None if asked else table.get(resources.aws.head_instance_type)
-    if row is None or row.live_in(resources.region).on_demand_at is None:
-        return resources.head_price_usd_per_hour, 0.0
-    costs = side_costs(resources, row.live_in(resources.region).beside, gpus=row.gpus > 0)
-    beside = sum(cost.usd_per_hour for cost in costs)
-    return row.prices_usd_per_hour[resources.region] + beside, beside
-
-
 def _spot(resources: Resources, name: str, row: InstanceType | None, on_demand: float, restart_s: float) -> Spot:
     asked = resources.spot
     price_usd_per_hour = asked.price_usd_per_hour
@@ -329,80 +313,3 @@ def _spot(resources: Resources, name: str, row: InstanceType | None, on_demand: 
         checkpoint_iterations=asked.checkpoint_iterations,
         restart_s=restart_s if asked.restart_s is None else asked.restart_s,
     )
-
-
-VOLUME_LINE = "root volumes"
-ADDRESS_LINE = "public IPv4 addresses"
-NAT_LINE = "NAT gateway (estimated)"
-
-HOURS_PER_MONTH = 720.0
-"""AWS's own examples bill a month of 30 days; a real month differs by up to 7 %."""
-ADDRESS_USD_PER_HOUR = 0.005
-"""In every region. Volumes and addresses are billed by the second, at least for 60 s, as instances are."""
-GPU_IMAGE_GB = 75
-PLAIN_IMAGE_GB = 60
-"""Assumed root volumes: that of the Deep Learning AMI, and the packages' on a plain image."""
-_ENDING_S = 60.0
-"""Volume and address are billed from the launch until the machine is off, the rent only from running to the end."""
-_INSTALLED_GB = {True: 4.0, False: 1.0}
-"""Download of torch, Ray and the rest: with CUDA, and without."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SidePrices:
-    """Prices of one region, in US dollars."""
-
-    volume_usd_per_gb_month: float
-    snapshot_usd_per_gb_month: float
-    nat_usd_per_gb: float
-
-
-@cache
-def _table() -> Mapping[str, SidePrices]:
-    text = files("rubberband.cloud").joinpath("side_costs.csv").read_text(encoding="utf-8")
-    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
-    return {
-        row["region"]: SidePrices(
-            volume_usd_per_gb_month=float(row["volume"]),
-            snapshot_usd_per_gb_month=float(row["snapshot"]),
-            nat_usd_per_gb=float(row["nat"]),
-        )
-        for row in rows
-    }
-
-
-def side_prices(region: str) -> SidePrices:
-    """Return the prices of a region; for one that the table lacks, the highest."""
-    known = _table()
-    return known[region] if region in known else max(known.values(), key=lambda one: one.volume_usd_per_gb_month)
-
-
-def side_costs(
-    resources: Resources, facts: SideFacts | None, *, gpus: bool, provision_delay_s: float = 0.0
-) -> tuple[SideCost, ...]:
-    """Return the costs beside the rent of an instance; `gpus`: whether its type has any, if `facts` are missing."""
-    prices = side_prices(resources.region)
-    if facts is None:
-        assumed_gb = resources.aws.volume_gb or (GPU_IMAGE_GB if gpus else PLAIN_IMAGE_GB)
-        facts = SideFacts(volume_gb=assumed_gb, public_address=True, nat=False)
-    around_h = (provision_delay_s + _ENDING_S) / SECONDS_PER_HOUR
-    volume_usd_per_hour = facts.volume_gb * prices.volume_usd_per_gb_month / HOURS_PER_MONTH
-    found = [SideCost(line=VOLUME_LINE, usd_per_hour=volume_usd_per_hour, usd_once=volume_usd_per_hour * around_h)]
-    if facts.public_address:
-        usd_once = ADDRESS_USD_PER_HOUR * around_h
-        found.append(SideCost(line=ADDRESS_LINE, usd_per_hour=ADDRESS_USD_PER_HOUR, usd_once=usd_once))
-    if facts.nat and (passed_gb := _passed_gb(resources, facts, gpus=gpus)):
-        found.append(SideCost(line=NAT_LINE, usd_once=passed_gb * prices.nat_usd_per_gb))
-    return tuple(found)
-
-
-def given_side_cost(usd_per_hour: float, provision_delay_s: float) -> SideCost:
-    """Return the costs beside the rent of an instance whose volume and address cost `usd_per_hour`."""
-    around_h = (provision_delay_s + _ENDING_S) / SECONDS_PER_HOUR
-    return SideCost(line="volumes and addresses", usd_per_hour=usd_per_hour, usd_once=usd_per_hour * around_h)
-
-
-def _passed_gb(resources: Resources, facts: SideFacts, *, gpus: bool) -> float:
-    """Return the assumed download through a NAT gateway, without checkpoints, whose size is unknown."""
-    data_gb = 0.0 if facts.s3_endpoint else resources.dataset_gb
-    return data_gb + (_INSTALLED_GB[gpus] if facts.installed else 0.0)

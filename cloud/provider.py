@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from rubberband.cloud.catalogue import Table
 from rubberband.errors import ProviderError
 from rubberband.spec.resources import Resources
-from rubberband.values.offer import Offer
+from rubberband.values.offer import Offer, SideCost
 from rubberband.values.plan import Market
 
 if TYPE_CHECKING:
@@ -262,6 +262,18 @@ class ClusterRequest:
     """Time that a node which joins a borrowed cluster is expected to take; None: that is not known."""
     on_join: Callable[[float], None] = lambda waited_s: None
     """Gets the time that each such node took."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extras:
+    """Result of `extras` of a record: what an instance of a type costs and takes beside its rent."""
+
+    init_s: float = 0.0
+    """Time that the type takes to initialise beyond the record's `init_s`."""
+    side_costs: tuple[SideCost, ...] = ()
+    head_price_usd_per_hour: float | None = None
+    """Price of the machine that drives the run, with its `head_side_usd_per_hour`; None: the file's."""
+    head_side_usd_per_hour: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

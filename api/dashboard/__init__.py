@@ -36,9 +36,9 @@ from rubberband.api.store.schema import Principal
 from rubberband.errors import InputError
 from rubberband.executor.core.events import Event
 from rubberband.spec.loading import Dumper
+from rubberband.spec.resources import Aws
 from rubberband.states import ACTIVE, ExperimentState
 from rubberband.units import counted, duration, format_bytes, format_duration, format_instant, in_unit, parse_deadline
-from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission, Summary, search_words
 from rubberband.views.formatting import number, printable, usd, usd_decimals
 from rubberband.views.report.page import DENSE, PLOTLY
@@ -203,6 +203,9 @@ def problem_page(request: Request, problem: HttpProblem) -> Response:
 # The file of a stored experiment, to be planned and submitted again. Pure.
 
 
+_PLAIN_AWS = ("aws", Aws().model_dump(mode="json", by_alias=True, exclude_none=True))
+
+
 def file_of(submission: Submission) -> str:
     """Return the experiment file, its deadline as a duration from the start; empty if none is stored."""
     words = file_words(submission)
@@ -210,9 +213,7 @@ def file_of(submission: Submission) -> str:
         return ""
     resources = words.get("resources")
     if isinstance(resources, Mapping):
-        provider = KINDS.get(resources.get("provider", ""))
-        foreign = set() if provider is not None and provider.is_ec2 else {"aws"}
-        words["resources"] = {key: value for key, value in _given(resources).items() if key not in foreign}
+        words["resources"] = {key: value for key, value in _given(resources).items() if (key, value) != _PLAIN_AWS}
     return yaml.dump(_given(words), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 

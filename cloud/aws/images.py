@@ -25,6 +25,7 @@ from rubberband.cloud.aws.calls import (
 )
 from rubberband.cloud.aws.client import ALIVE, age, instances, last_words, output, pages, type_facts
 from rubberband.cloud.aws.errors import FAILURES, code_of, explain, ignoring, verdict
+from rubberband.cloud.aws.extras import HOURS_PER_MONTH, side_prices
 from rubberband.cloud.aws.fleet import VISIBILITY_S
 from rubberband.cloud.aws.guards import SLACK_S, guard
 from rubberband.cloud.aws.installing import Installation
@@ -32,7 +33,6 @@ from rubberband.cloud.aws.prices import TypeFacts
 from rubberband.cloud.aws.s3 import is_bucket, place_in, put
 from rubberband.cloud.catalogue import Table
 from rubberband.cloud.clock import Waiting
-from rubberband.cloud.offers import HOURS_PER_MONTH, side_prices
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Aws
 from rubberband.units import shown

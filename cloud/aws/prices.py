@@ -137,14 +137,13 @@ def live_table(
 ) -> LiveTable:
     """Return the table for an experiment, with today's prices of its types and of its head.
 
-    A user's table (`resources.catalogue`) stays as it is, and so does the shipped one for other providers than EC2.
-    `refresh` asks AWS for prices in the cache in `home` too. Without it, a failure of AWS is a note of the table.
+    A user's table (`resources.catalogue`) stays as it is. `refresh` asks AWS for prices in the cache in `home` too.
+    Without it, a failure of AWS is a note of the table.
 
     Raises InputError for a table that cannot be read, and for a price that the table lacks because AWS could not be
     asked; ProviderError if `refresh` fails.
     """
-    own = resources.catalogue or environment.get(ENVIRONMENT_VARIABLE)
-    if own or not resources.kind.is_ec2:
+    if resources.catalogue or environment.get(ENVIRONMENT_VARIABLE):
         return LiveTable(table_of(resources, environment))
     names = tuple(dict.fromkeys([*types_of(resources), resources.aws.head_instance_type]))
     table = prices_of(names, resources.region, home, session=session, refresh=refresh, clock=clock)

@@ -145,7 +145,7 @@ def _checked(file: Path, home: Path) -> list[str]:
 
     experiment = load_experiment(file)
     resources = experiment.resources
-    if not resources.kind.is_ec2:
+    if resources.provider != "aws":
         raise InputError(f"resources.provider: {resources.provider} rents nothing; write provider: aws")
     require_runnable(experiment, home)
     session = open_aws(resources.region)

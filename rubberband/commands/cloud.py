@@ -252,8 +252,8 @@ def _counted(ended: Ended, owner: str, region: str) -> list[str]:
 def _spent_by_heads(session: AwsSession, instances: Iterable[FoundInstance], until: float) -> list[str]:
     """Return a line with the bill of each head that ran until then (Unix time), which no report has in full."""
     from rubberband.cloud.aws.errors import FAILURES
+    from rubberband.cloud.aws.extras import ADDRESS_USD_PER_HOUR
     from rubberband.cloud.aws.quotes import on_demand_price
-    from rubberband.cloud.offers import ADDRESS_USD_PER_HOUR
 
     lines = []
     for one in instances:
@@ -393,7 +393,7 @@ def build(file: FileArgument, overrides: Overrides = None, yes: YesOption = Fals
     from rubberband.spec.loading import load_experiment
 
     resources = load_experiment(file, overrides or []).resources
-    if not resources.kind.is_ec2:
+    if resources.provider != "aws":
         raise InputError(f"resources.provider: {resources.provider} has no images; give -s resources.provider=aws")
     session = open_aws(resources.region)
 

@@ -199,7 +199,7 @@ def _next(
     experiment: Experiment,
 ) -> list[str]:
     """Return the next command to run; none where nothing is feasible, and no remedy is known."""
-    answer, size, is_ec2 = found.estimate, found.size, experiment.resources.kind.is_ec2
+    answer, size, kind = found.estimate, found.size, experiment.resources.kind
     if not answer.feasible and not answer.remedies:
         return []
     overrides = {override.partition("=")[0]: override for override in changes}
@@ -209,8 +209,8 @@ def _next(
         overrides |= {change.key: change.setting for change in answer.remedies[0].changes}
         words = ["estimate", *live]
     else:
-        words = ["estimate", "--live"] if is_ec2 and not live else ["run"]
-    place = ["--on", "head"] if words == ["run"] and is_ec2 else []
+        words = ["estimate", "--live"] if kind.prices is not None and not live else ["run"]
+    place = ["--on", "head"] if words == ["run"] and kind.head is not None else []
     by = [] if policy is PlanPolicy.optimal else ["--policy", policy.value]
     settings = [word for override in overrides.values() for word in ("-s", override)]
     return [f"Next: {shlex.join(['rubberband', *words, str(file), *place, *by, *settings])}"]

@@ -51,7 +51,7 @@ def run_on_head(
     from rubberband.spec.loading import load_experiment
 
     resources, name = experiment.resources, experiment.name
-    if resources.kind.is_ec2 and not is_bucket(resources.checkpoints):
+    if not is_bucket(resources.checkpoints):
         raise InputError("resources.checkpoints: --on head sends the folder through a bucket; give s3://bucket/prefix")
     path = Path(os.path.abspath(file))
     root = root_of(path)
@@ -102,7 +102,7 @@ def checked_head(experiment: Experiment, *, no_cap: bool) -> tuple[AwsSession, s
     from rubberband.planning.prices_and_quotas import cloud_prices_and_quotas
 
     resources, home = experiment.resources, default_home()
-    if not resources.kind.is_ec2:
+    if resources.provider != "aws":
         raise InputError(
             f"resources.provider: {resources.provider} needs no head; write provider: aws, or give "
             "-s resources.provider=aws"

@@ -111,11 +111,14 @@ def run(
 
     experiment = load_experiment(file, overrides or [])
     if on is not None:
-        from rubberband.commands.on_head import run_on_head
+        from rubberband.values.kinds import part_of
 
         flags = {"--no-check": not check, "--profile-again": profile_again, "--no-cap": no_cap}
         words = ["--policy", policy.value, *(flag for flag, given in flags.items() if given)]
-        raise typer.Exit(run_on_head(file, experiment, overrides or [], words, new=new, no_cap=no_cap, yes=yes))
+        provider = experiment.resources.provider
+        if (head := part_of(provider, "head")) is None:
+            raise InputError(f"resources.provider: {provider} needs no head; leave --on head out")
+        raise typer.Exit(head(file, experiment, overrides or [], words, new=new, no_cap=no_cap, yes=yes))
     folder = open_folder(experiment.name)
     if new:
         experiment, folder = under_free_name(experiment, folder, _announce)

@@ -129,7 +129,7 @@ def candidates(
 def highest_price(experiment: Experiment, chosen: Sequence[Offer]) -> float | None:
     """Return the price of the most expensive type that may replace a sold-out one; None without fallback."""
     prices = [offer.price_usd_per_hour for offer in chosen]
-    return max(prices) if experiment.resources.kind.is_ec2 and len(prices) > 1 else None
+    return max(prices) if experiment.resources.kind.replaces_types and len(prices) > 1 else None
 
 
 def _left(problem: Problem, spent: Spent) -> Problem:
@@ -222,7 +222,7 @@ def stand_in_speeds(experiment: Experiment, chosen: Problem, options: Sequence[P
 
     These are the experiment's other types with as many GPUs of as much memory; the speeds follow from their profiles.
     """
-    if not experiment.resources.kind.is_ec2:
+    if not experiment.resources.kind.replaces_types:
         return {}
     planned, table = chosen.fixed or chosen.profile, table_of(experiment.resources)
     similar = similar_types(experiment.resources, chosen.offer.instance_type, table)

@@ -58,11 +58,11 @@ def content_to_measure(experiment: Experiment, entrypoint: Entrypoint) -> Profil
         hardware["slots"] = experiment.resources.slots
     if experiment.resources.trials_per_gpu > 1:
         hardware["trials_per_gpu"] = experiment.resources.trials_per_gpu
-    if experiment.resources.kind.is_ec2:
+    if experiment.resources.kind.is_rented:
         hardware["aws"] = {name: resources.get("aws", {}).get(name) for name in ("image", "install", "setup")}
     elif experiment.resources.kind.is_borrowed:
         hardware["nodes"] = words["resources"].get("node_labels")
-    elif not experiment.resources.kind.is_rented:
+    else:
         from rubberband.cloud.local.gpus import find_gpus
 
         hardware["machine"] = [platform.node(), platform.machine(), os.cpu_count(), *find_gpus().ids]

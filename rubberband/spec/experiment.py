@@ -54,13 +54,12 @@ from rubberband.values.adaptive import INTERVAL, LR_SCALINGS, AdaptiveBatch
 from rubberband.values.asynchronous import AsyncTraining
 from rubberband.values.balance import Balance, BalancePolicy
 from rubberband.values.environment import HASH_SEED, Environment
+from rubberband.values.kinds import part_of
 from rubberband.values.plan import PlanningConstraints, SizeKey, Stage
 from rubberband.values.profile import Profile
 
 if TYPE_CHECKING:
     from rubberband.types import ExperimentDict
-
-EC2_MINIMUM_BILLED_S = 60.0
 
 
 class Constraints(Words):
@@ -417,22 +416,21 @@ class Experiment(Words):
     def require_runnable(self, *, is_lent: bool = False) -> None:
         """Raise InputError for an experiment that can only be planned.
 
-        That is a cloud without a checkpoint store, EC2 with other billing than its own, and what lacks Ray, its sampler
+        That is a cloud without a checkpoint store, billing that is not the provider's, and what lacks Ray, its sampler
         or the driver of its checkpoint store.
         A pool, which bills its instances by the second, need not be named if `is_lent`.
         """
         self.search.require_sampler()
         if not self.resources.kind.is_simulated:
-            drivers = ("boto3",) if self.resources.kind.is_ec2 else ()
-            require_ray(f"resources.provider: {self.resources.provider}", *drivers)
+            require_ray(f"resources.provider: {self.resources.provider}", *self.resources.kind.modules)
             _require_store(self.resources.checkpoints)
-        if self.resources.kind.is_rented and not self.resources.kind.is_ec2 and self.resources.checkpoints is None:
+        if (runnable := part_of(self.resources.provider, "runnable")) is not None:
+            runnable(self.resources, is_lent=is_lent or self.resources.pool is not None)
+        if self.resources.kind.is_rented and self.resources.checkpoints is None:
             raise InputError(
                 f"resources.checkpoints: missing, and instances of {self.resources.provider} do not see this machine's "
                 "files; name a bucket, such as checkpoints: s3://my-bucket/rubberband, or a folder that they see"
             )
-        if self.resources.kind.is_ec2:
-            _require_ec2(self.resources, is_lent=is_lent or self.resources.pool is not None)
 
     def configurations(self) -> list[dict[str, Any]]:
         """Return the configuration of every trial, in order; always the same for the same experiment."""
@@ -579,24 +577,6 @@ def _require_store(url: str | None) -> None:
         raise InputError(
             f"resources.checkpoints: {url} is in the memory of one process, which no worker sees; leave it out, or "
             "give a directory or a bucket"
-        )
-
-
-def _require_ec2(resources: Resources, *, is_lent: bool) -> None:
-    if resources.checkpoints is None:
-        raise InputError(
-            "resources.checkpoints: missing, and instances of EC2 do not see this machine's files; run `rubberband aws "
-            "setup`, which makes a bucket, or name one, such as checkpoints: s3://my-bucket/rubberband"
-        )
-    if resources.billing != "per_instance":
-        raise InputError(
-            f"resources.billing: {resources.billing} can be planned with, but EC2 bills instances, busy or not, so "
-            "that max_cost would not be kept; leave it out"
-        )
-    if not is_lent and resources.minimum_billed_s < EC2_MINIMUM_BILLED_S:
-        raise InputError(
-            f"resources.minimum_billed: {resources.minimum_billed_s:g} s can be planned with, but EC2 bills a minute "
-            "at least, so that max_cost would not be kept; leave it out"
         )
 
 

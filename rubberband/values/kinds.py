@@ -23,8 +23,6 @@ OwnProvider = Literal["local", "aws", "ray", "virtual"]
 ENTRY_POINTS = "rubberband.providers"
 """Group of the entry points that name records of other packages."""
 
-Part = Literal["open_cluster", "options", "instance_types", "prices", "preflight", "reserved", "clean_up"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderKind:
@@ -38,19 +36,28 @@ class ProviderKind:
     options: str | None = None
     """Class derived from `rubberband.spec.fields.Words`, or another model of pydantic: the words of
     `resources.options`. None: there are none."""
+    runnable: str | None = None
+    """Takes `Resources` and whether a pool lends the instances, and raises InputError for words that can be planned
+    with, but not run. None: there are none."""
     instance_types: str | None = None
     """Takes `Resources` and environment variables, and returns the table of types with their prices, which it keeps:
     name -> `rubberband.cloud.catalogue.InstanceType`. None: GPUs and price of an instance are the file's."""
+    extras: str | None = None
+    """Takes `Resources`, a type, the table and the seconds until an instance runs, and returns a
+    `rubberband.cloud.provider.Extras`. Raises InputError for a type that cannot be used. None: there are none."""
     prices: str | None = None
     """Takes `Resources`, the home and when the experiment must be done (Unix time), and returns a
     `rubberband.cloud.provider.Today`; what the cloud does not say is a note. None: prices are those of the table."""
     preflight: str | None = None
-    """Takes what `prices` takes (no time for a pool: None), a function for remarks, `on_head` (whether this machine will
-    be the driver) and `together` (whether trials may span instances); checks the account and returns a `Today`. Raises
-    InputError for the first reason why a run would fail. None: nothing is checked."""
+    """Takes what `prices` takes (no time for a pool: None), a function for remarks, `on_head` (whether this machine
+    drives the run) and `together` (whether trials may span instances); checks the account and returns a `Today`.
+    Raises InputError for the first reason why a run would fail. None: nothing is checked."""
     reserved: str | None = None
     """Takes `Resources` of a pool, and when an experiment on it must be done, and returns notes on capacity that the
     user has reserved. Raises InputError if that ends before. None: nothing can be reserved."""
+    head: str | None = None
+    """Takes what `rubberband run FILE --on head` takes, starts a machine of the provider that drives the run, and
+    returns an exit code (`rubberband.commands.on_head.run_on_head`). None: this machine drives all runs."""
     clean_up: str | None = None
     """Takes the home and the name of an experiment (None: all), ends instances whose driver is dead, and returns a
     `rubberband.cloud.provider.CleanedUp`. None: their leases end them."""
@@ -61,11 +68,13 @@ class ProviderKind:
     """All instances are processes of this machine, which they share; they cost nothing."""
     is_rented: bool = False
     """Instances are rented from a cloud, which bills them and sees no file of this machine."""
-    is_ec2: bool = False
-    """The cloud is EC2, whose quotas, side costs, images and heads are known."""
     is_borrowed: bool = False
     """Instances are nodes of a Ray cluster that was there before and stays: a release gives GPUs back, and Ray frees
     those of a driver that died. It sees this machine's files only where both share a file system."""
+    modules: tuple[str, ...] = ()
+    """Modules of rubberband's extras that a run needs, beside Ray."""
+    replaces_types: bool = False
+    """Whether it rents other types of the file where the planned one is sold out (`speeds` of a `ClusterRequest`)."""
     has_spot: bool = False
     """Whether instances may be on the spot market."""
     region: str | None = None
@@ -117,12 +126,16 @@ OWN: Mapping[str, ProviderKind] = {
     "aws": ProviderKind(
         open_cluster="rubberband.cloud.aws.provider:open_cluster",
         instance_types=_CATALOGUE,
+        runnable="rubberband.cloud.aws.extras:require_runnable",
+        extras="rubberband.cloud.aws.extras:extras",
         prices="rubberband.cloud.aws.today:prices",
         preflight="rubberband.cloud.aws.today:checked",
         reserved="rubberband.cloud.aws.today:reserved",
+        head="rubberband.commands.on_head:run_on_head",
         clean_up="rubberband.cloud.aws:clean_up_home",
         is_rented=True,
-        is_ec2=True,
+        modules=("boto3",),
+        replaces_types=True,
         has_spot=True,
         region="us-east-1",
         provision_s=20.0,
@@ -192,7 +205,7 @@ def known_provider(name: str) -> str:
     raise InputError(f"{shown(name)} is not installed here; {nearest(name, KINDS)}")
 
 
-def part_of(name: str, part: Part) -> Any:
+def part_of(name: str, part: str) -> Any:
     """Return what the record of a provider names, None for nothing. Raises InputError for what its package lacks."""
     where = getattr(KINDS[known_provider(name)], part)
     if where is None:
@@ -248,7 +261,7 @@ def _loaded(name: str) -> ProviderKind | str | None:
             return _fault(name, point, f"{type(error).__name__}: {error}")
         if not isinstance(record, ProviderKind) or not record.open_cluster:
             return _fault(name, point, f"{point.value} is no ProviderKind with open_cluster")
-        if record.is_simulated or record.is_ec2 or record.is_this_machine + record.is_rented + record.is_borrowed != 1:
+        if record.is_simulated or record.is_this_machine + record.is_rented + record.is_borrowed != 1:
             return _fault(name, point, "one of is_this_machine, is_rented and is_borrowed must be True")
         return record
     return None

@@ -90,7 +90,7 @@ def _wires(words: Mapping[str, Any], folder: Path) -> Wires:
     taken["measuring"] = plain(profiling_limits(experiment, job.offer, 1, found.estimate.problem.constraints))
     if not experiment.resources.kind.is_simulated:
         taken |= _backend(spec, job, folder)
-    if experiment.resources.kind.is_ec2:
+    if experiment.resources.provider == "aws":
         taken |= _ec2(spec, job, home)
     if experiment.resources.kind.is_borrowed:
         taken |= _ray_cluster(spec, job, home)

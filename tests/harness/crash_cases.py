@@ -9,7 +9,7 @@ from functools import lru_cache
 from random import Random
 from typing import Any, Literal, TypeVar
 
-from rubberband.cloud.offers import side_costs
+from rubberband.cloud.aws.extras import side_costs
 from rubberband.executor import Job, TrialEnd, brackets_of
 from rubberband.planner.exact.model import predict
 from rubberband.spec.resources import Resources

@@ -15,13 +15,13 @@ from rubberband.cloud.aws import boot, calls, cleanup, images
 from rubberband.cloud.aws.boot import resolve
 from rubberband.cloud.aws.calls import NodeStart
 from rubberband.cloud.aws.client import type_facts
+from rubberband.cloud.aws.extras import side_costs
 from rubberband.cloud.aws.images import builder_type, built_image, delete_image, image_key
 from rubberband.cloud.aws.installing import what_to_install
 from rubberband.cloud.aws.quotes import side_facts
 from rubberband.cloud.aws.s3 import Packages
 from rubberband.cloud.catalogue import table_of
 from rubberband.cloud.clock import Waiting
-from rubberband.cloud.offers import side_costs
 from rubberband.errors import InputError
 from rubberband.spec.resources import Aws, Resources
 from tests.ec2 import FakeCall, Fault

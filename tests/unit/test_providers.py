@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,10 @@ from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import Settings
 from rubberband.cloud.catalogue import InstanceType
 from rubberband.cloud.offers import offers, price_source
-from rubberband.cloud.provider import CleanedUp
+from rubberband.cloud.provider import CleanedUp, Today
 from rubberband.errors import InputError, JournalError
 from rubberband.executor import RunSpec
+from rubberband.planning.prices_and_quotas import cloud_prices_and_quotas, live_prices_and_quotas
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.resources import Resources
 from rubberband.values import kinds
@@ -32,6 +33,8 @@ ACME = ProviderKind(
     open_cluster="acme_cloud:open_cluster",
     options=f"{__name__}:Options",
     instance_types=f"{__name__}:types",
+    prices=f"{__name__}:prices",
+    preflight=f"{__name__}:preflight",
     clean_up=f"{__name__}:clean_up",
     is_rented=True,
     provision_s=30.0,
@@ -50,6 +53,17 @@ class Options(BaseModel):
 def types(resources: Resources, _environment: object) -> dict[str, InstanceType]:
     usd = 2.5 if resources.options["project"] == "cheap" else 5.0
     return {"big": InstanceType(instance_type="big", gpus=4, prices_usd_per_hour={resources.region: usd})}
+
+
+def prices(_resources: Resources, _home: Path, _until: float) -> Today:
+    return Today(room={"big": {"on_demand": 3}}, notes=["acme was asked"])
+
+
+def preflight(
+    resources: Resources, home: Path, until: float, announce: Callable[[str], None], *, on_head: bool
+) -> Today:
+    announce("3 more")
+    return prices(resources, home, until)
 
 
 def clean_up(_home: Path, name: str | None) -> CleanedUp:
@@ -185,10 +199,18 @@ def test_a_function_that_its_package_lacks_is_named(install: Install) -> None:
 
 
 @pytest.mark.parametrize("name", OWN)
-@pytest.mark.parametrize("part", ["open_cluster", "options", "instance_types", "clean_up"])
-def test_our_own_records_name_functions_that_exist(name: str, part: kinds.Part) -> None:
-    if getattr(OWN[name], part):
-        assert callable(part_of(name, part))
+def test_our_own_records_name_functions_that_exist(name: str) -> None:
+    parts = [part for part, value in asdict(OWN[name]).items() if ":" in str(value)]
+    assert all(callable(part_of(name, part)) for part in parts)
+
+
+def test_its_account_is_asked_for_prices_and_before_a_run(install: Install, tmp_path: Path) -> None:
+    install()
+    words = {**MINIMAL, "resources": {"provider": "acme", "instance_type": "big", "options": {"project": "a"}}}
+    experiment, remarks = Experiment(**words), list[str]()
+    assert live_prices_and_quotas(experiment, tmp_path).room == {"big": {"on_demand": 3}}
+    assert cloud_prices_and_quotas(experiment, tmp_path, remarks.append).notes == ("acme was asked",)
+    assert remarks == ["3 more"]
 
 
 def test_cleanup_asks_every_provider(
