@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rubberband.cloud.aws import installing
+from rubberband.cloud import wheel
 from rubberband.cloud.aws.calls import (
     OWNER_TAG,
     ROLE_TAG,
@@ -222,7 +222,7 @@ def image_key(words: Aws, installed: Installation, facts: TypeFacts) -> str:
         facts.gpu,
         installed.python,
         [_OUR_WHEEL.sub("", word) for word in installed.requirements],
-        installing.needs(),
+        wheel.needs(),
         installed.index_url,
         installed.constraints.rpartition("#")[2],
         list(words.setup),

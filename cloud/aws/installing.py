@@ -1,6 +1,6 @@
 """Packages that an instance installs: the file's requirements, and the driver's own package and versions.
 
-The wheel of this package is built from the running files, always with the same bytes. The versions of the driver's
+The versions of the driver's
 packages are constraints (pip's -c), so that every instance installs the same ones.
 """
 
@@ -10,20 +10,16 @@ import base64
 import gzip
 import hashlib
 import importlib.metadata
-import io
 import re
 import shlex
 import sys
-import tomllib
-import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib.metadata import Distribution, distributions
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import rubberband
 from rubberband.cloud.aws import installing
+from rubberband.cloud.wheel import OTHER_WAYS, build_wheel, public_version
 from rubberband.errors import InputError
 from rubberband.installation import DISTRIBUTION, install_hint, requirement
 from rubberband.spec.resources import Aws
@@ -131,7 +127,7 @@ def what_to_install(packages: Packages, words: Aws) -> Installation:
 
 
 def _at_the_index() -> str:
-    version = installing.public_version()
+    version = public_version()
     if version == "0":
         raise InputError(
             "resources.aws.index_url: this rubberband was never installed and has no version to ask for there; install "
@@ -147,11 +143,6 @@ def _ray_version() -> str:
         raise InputError(f"ray is not installed here; run {install_hint('ray', 'aws')}") from None
 
 
-_FILE_NAME = DISTRIBUTION.replace("-", "_")
-_EPOCH = (1980, 1, 1, 0, 0, 0)
-_OTHER_WAYS = "or name what instances install instead: resources.aws.index_url, or install: the URL of a wheel"
-
-
 def upload_wheel(packages: Packages) -> str:
     """Put the wheel into the bucket of the checkpoint store, unless it is there. Return its s3:// address and digest.
 
@@ -163,141 +154,11 @@ def upload_wheel(packages: Packages) -> str:
     if not is_bucket(packages.checkpoints):
         raise InputError(
             "resources.checkpoints: instances install this driver's rubberband from a bucket; give "
-            f"s3://bucket/prefix, {_OTHER_WAYS}"
+            f"s3://bucket/prefix, {OTHER_WAYS}"
         )
     name, content = build_wheel()
     address = packages.put(f"wheels/{name}", content)
     return f"{address}#sha256={hashlib.sha256(content).hexdigest()}"
-
-
-def build_wheel(root: Path | None = None) -> tuple[str, bytes]:
-    """Return name and content of the wheel, whose version ends in a plus and the digest of its content.
-
-    `root`: the package's folder, in a checkout or as pip installed it. Raises InputError if a file cannot be read, or
-    was changed after the installation.
-    """
-    root = root or Path(rubberband.__file__).parent
-    try:
-        content = dict(sorted(_files(root).items()))
-        needs = _needs(root, content)
-    except OSError as error:
-        raise InputError(
-            f"resources.aws.install: {error.filename} of this rubberband cannot be packed for instances "
-            f"({error.strerror}); make it readable, {_OTHER_WAYS}"
-        ) from None
-    digest = hashlib.sha256(_metadata(needs, ""))
-    for path, data in content.items():
-        digest.update(f"{path}\0{len(data)}\0".encode() + data)
-    version = f"{public_version()}+{digest.hexdigest()[:12]}"
-    info = f"{_FILE_NAME}-{version}.dist-info"
-    content[f"{info}/METADATA"] = _metadata(needs, version)
-    content[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: rubberband\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    content[f"{info}/entry_points.txt"] = b"[console_scripts]\nrubberband = rubberband.cli:main\n"
-    content[f"{info}/RECORD"] = _record(content, f"{info}/RECORD")
-    return f"{_FILE_NAME}-{version}-py3-none-any.whl", zipped(content)
-
-
-def needs(root: Path | None = None) -> list[str]:
-    """Return the metadata lines with the package's requirements. Raises as `build_wheel` does."""
-    root = root or Path(rubberband.__file__).parent
-    return _needs(root, _files(root))
-
-
-def public_version() -> str:
-    """Return the version without its part after a plus; `0` for a checkout that was never installed."""
-    return rubberband.__version__.partition("+")[0]
-
-
-def zipped(content: dict[str, bytes]) -> bytes:
-    """Return a zip archive of path -> bytes, the same for the same content."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path, data in content.items():
-            entry = zipfile.ZipInfo(path, _EPOCH)
-            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
-            archive.writestr(entry, data)
-    return buffer.getvalue()
-
-
-def _files(root: Path) -> dict[str, bytes]:
-    """Return path in the wheel -> bytes; sub-packages may be links, as in a checkout. Raises OSError."""
-    found: dict[str, bytes] = {}
-    for path in root.iterdir():
-        if path.name == "__pycache__" or path.name.startswith("."):
-            continue
-        if path.is_dir():
-            found |= {f"{root.name}/{inner}": data for inner, data in _files(path).items()}
-        else:
-            found[f"{root.name}/{path.name}"] = path.read_bytes()
-    return found
-
-
-def _metadata(needs: list[str], version: str) -> bytes:
-    return "\n".join(("Metadata-Version: 2.1", f"Name: {DISTRIBUTION}", f"Version: {version}", *needs, "")).encode()
-
-
-def _needs(root: Path, content: dict[str, bytes]) -> list[str]:
-    pyproject = root.resolve().parent / "pyproject.toml"  # an editable install is a link to it
-    project: dict[str, Any] = {}
-    if pyproject.is_file():
-        try:
-            project = tomllib.loads(pyproject.read_text(encoding="utf-8")).get("project", {})
-        except ValueError as error:
-            raise InputError(f"resources.aws.install: {pyproject} cannot be read ({error}); correct it") from None
-    if project.get("name") != DISTRIBUTION:
-        return _needs_as_installed(root, content)
-    lines = [f"Requires-Python: {project['requires-python']}"]  # the installed metadata may be older than a checkout
-    lines += [f"Requires-Dist: {need}" for need in project["dependencies"]]
-    for extra, needs in project["optional-dependencies"].items():
-        lines += [f"Provides-Extra: {extra}", *(f'Requires-Dist: {need}; extra == "{extra}"' for need in needs)]
-    return lines
-
-
-def _needs_as_installed(root: Path, content: dict[str, bytes]) -> list[str]:
-    try:
-        installed = importlib.metadata.distribution(DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        raise InputError(
-            f"resources.aws.install: the rubberband in {root} was never installed, so what it needs is unknown; "
-            f"install it with pip, {_OTHER_WAYS}"
-        ) from None
-    if changed := _changed(installed, root, content):
-        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        raise InputError(
-            f"resources.aws.install: {DISTRIBUTION} {installed.version} in {root.parent} was changed after its "
-            f"installation ({', '.join(changed[:3])}{more}); reinstall it (pip install --force-reinstall), run a "
-            f"checkout (pip install -e .), {_OTHER_WAYS}"
-        )
-    lines = (installed.read_text("METADATA") or "").partition("\n\n")[0].splitlines()
-    return [line for line in lines if line.startswith(("Requires-Python:", "Requires-Dist:", "Provides-Extra:"))]
-
-
-def _changed(installed: Distribution, root: Path, content: dict[str, bytes]) -> list[str]:
-    """Return the package's files that differ from pip's RECORD."""
-    written = {
-        file.as_posix(): file.hash
-        for file in installed.files or ()
-        if file.parts[0] == root.name and "__pycache__" not in file.parts
-    }
-    if not written or Path(str(installed.locate_file(root.name))).resolve() != root.resolve():
-        return ["its files are not listed"]
-    changed = [f"{path} is missing" for path in written.keys() - content.keys()]
-    changed += [f"{path} was added" for path in content.keys() - written.keys()]
-    for path in written.keys() & content.keys():
-        noted = written[path]
-        if noted is not None and noted.value != _digest(content[path], noted.mode):
-            changed.append(f"{path} was changed")
-    return sorted(changed)
-
-
-def _digest(data: bytes, kind: str = "sha256") -> str:
-    """Return the digest in the form of RECORD."""
-    return base64.urlsafe_b64encode(hashlib.new(kind, data).digest()).rstrip(b"=").decode()
-
-
-def _record(content: dict[str, bytes], own: str) -> bytes:
-    lines = (f"{path},sha256={_digest(data)},{len(data)}" for path, data in content.items())
-    return "\n".join((*lines, f"{own},,", "")).encode()
 
 
 # A constraint requires no package: it only sets the version of one that is installed. So packages that exist only on
@@ -356,13 +217,3 @@ def _chosen(word: str) -> str:
         return canonical(wheel["name"])
     found = _REQUIREMENT.fullmatch(word)
     return canonical(found["name"]) if found and found["rest"].partition(";")[0].strip() else ""
-
-
-def main() -> None:
-    """Print name and digest of the wheel of the running files: the same on the driver and its instances."""
-    name, content = build_wheel()
-    print(f"{hashlib.sha256(content).hexdigest()}  {name}")
-
-
-if __name__ == "__main__":
-    main()

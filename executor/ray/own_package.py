@@ -13,7 +13,7 @@ from typing import Any
 
 from ray._private.runtime_env.packaging import package_exists, pin_runtime_env_uri, upload_package_to_gcs
 
-from rubberband.cloud.aws.installing import build_wheel
+from rubberband.cloud.wheel import build_wheel
 
 _sending = threading.Lock()
 

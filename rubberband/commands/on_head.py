@@ -288,12 +288,12 @@ def _require_same(name: str, known: Mapping[str, Any], made_of: str) -> None:
 
 
 def _tell_older(made_of: str) -> None:
-    from rubberband.cloud.aws import installing
+    from rubberband.cloud.wheel import build_wheel, public_version
 
     _, _, has = made_of.partition(" ")
     with suppress(InputError):  # a changed installation: nothing to compare with
-        own = installing.build_wheel()[0]
-        if made_of and (not has or own in has or has.endswith(f"=={installing.public_version()}")):
+        own = build_wheel()[0]
+        if made_of and (not has or own in has or has.endswith(f"=={public_version()}")):
             return
         note(
             f"note: the head's rubberband is {has or 'an older one'}, and this machine's is {own.removesuffix('.whl')}"

@@ -16,7 +16,7 @@ from typing import Literal
 
 import pytest
 
-from rubberband.cloud.aws import boot, installing
+from rubberband.cloud.aws import boot
 from rubberband.cloud.aws.boot import resolve
 from rubberband.cloud.aws.client import type_facts
 from rubberband.cloud.aws.errors import in_one_line
@@ -168,7 +168,7 @@ def quick() -> Iterator[Path]:
         patch.setenv("RUBBERBAND_HOME", f"{folder}/home")
         for module in (boot, sys.modules[__name__]):
             patch.setattr(module, "what_to_install", lambda *_: installed)
-        patch.setattr(installing, "needs", list)
+        patch.setattr(wheel, "needs", list)
         patch.setattr(images, "PENDING_S", 30.0)
         yield Path(folder)
 

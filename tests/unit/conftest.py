@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rubberband.cloud.aws import installing
+from rubberband.cloud import wheel
 from tests.builders.fake_cuda import fake_cuda as fake_cuda
 
 if TYPE_CHECKING:
@@ -84,9 +84,9 @@ def account(off_ec2: Path) -> Account:
 @pytest.fixture(scope="session", autouse=True)
 def _each_wheel_is_compressed_once() -> Iterator[None]:
     compressed = lru_cache(lambda *files: _zipped(dict(files)))
-    _zipped = installing.zipped
+    _zipped = wheel.zipped
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(installing, "zipped", lambda content: compressed(*content.items()))
+        patch.setattr(wheel, "zipped", lambda content: compressed(*content.items()))
         yield
 
 

@@ -20,6 +20,7 @@ import pytest
 from pydantic import ValidationError
 
 import rubberband
+from rubberband.cloud import wheel
 from rubberband.cloud.aws import installing, s3
 from rubberband.cloud.aws.boot import resolve
 from rubberband.cloud.aws.calls import Machines, NodeStart
@@ -456,7 +457,7 @@ def test_requirements_of_a_trial_are_installed_beside_the_drivers_package(
 def test_an_index_of_the_users_own_takes_the_place_of_the_wheel(account: Account) -> None:
     words = Aws(index_url="https://packages.example.org/simple/", install="scikit-learn")
     asked = what_to_install(Packages(account.session, "/shared"), words)
-    own = f"rubberband-tune[ray,aws]=={installing.public_version()}"
+    own = f"rubberband-tune[ray,aws]=={wheel.public_version()}"
     assert asked.requirements[:2] == (own, "scikit-learn")
     assert (asked.index_url, asked.wheels) == (words.index_url, ())
     assert "PutObject" not in account.operations()
@@ -467,7 +468,7 @@ def test_an_index_of_the_users_own_takes_the_place_of_the_wheel(account: Account
 def test_a_package_that_was_never_installed_has_no_version_to_ask_an_index_for(
     account: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(installing.rubberband, "__version__", "0+unknown", raising=False)
+    monkeypatch.setattr(wheel.rubberband, "__version__", "0+unknown", raising=False)
     with pytest.raises(InputError, match="was never installed and has no version"):
         what_to_install(Packages(account.session, None), Aws(index_url="https://packages.example.org/simple/"))
 
@@ -494,8 +495,8 @@ def test_a_store_that_is_no_bucket_has_no_place_for_the_wheel(account: Account) 
 
 
 def test_the_wheel_holds_the_whole_package_and_can_be_imported(tmp_path: Path) -> None:
-    name, content = installing.build_wheel()
-    assert (name, content) == installing.build_wheel()
+    name, content = wheel.build_wheel()
+    assert (name, content) == wheel.build_wheel()
     path = tmp_path / name
     path.write_bytes(content)
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -523,7 +524,7 @@ def test_a_wheel_that_needs_something_else_has_another_name(tmp_path: Path) -> N
     names = []
     for needs in ('["ray>=2.49"]', '["ray>=2.52"]'):
         (tmp_path / "pyproject.toml").write_text(f"{project}dependencies = {needs}\n")
-        names.append(installing.build_wheel(package)[0])
+        names.append(wheel.build_wheel(package)[0])
     assert names[0] != names[1]
 
 
@@ -531,7 +532,7 @@ def test_a_wheel_that_needs_something_else_has_another_name(tmp_path: Path) -> N
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The package as an installer lays it out, and puts down in RECORD."""
     folder = tmp_path / "site-packages"
-    with zipfile.ZipFile(io.BytesIO(installing.build_wheel()[1])) as archive:
+    with zipfile.ZipFile(io.BytesIO(wheel.build_wheel()[1])) as archive:
         archive.extractall(folder)
     monkeypatch.syspath_prepend(folder)
     return folder / "rubberband"
@@ -540,16 +541,16 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_installed_package_is_packed_as_the_checkout_that_it_came_from(installed: Path) -> None:
     (installed / "__pycache__").mkdir()
     (installed / "__pycache__/cli.cpython-311.pyc").write_bytes(b"compiled")
-    assert installing.build_wheel(installed) == installing.build_wheel(Path(rubberband.__file__).parent)
+    assert wheel.build_wheel(installed) == wheel.build_wheel(Path(rubberband.__file__).parent)
 
 
 def test_an_instance_prints_the_digest_of_the_drivers_wheel(
     installed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    installing.main()
+    wheel.main()
     driver = capsys.readouterr().out
     paths = [str(installed.parent), *(path for path in sys.path if path and path != str(ROOT))]
-    code = f"import sys; sys.path[:] = {paths!r}; from rubberband.cloud.aws import installing; installing.main()"
+    code = f"import sys; sys.path[:] = {paths!r}; from rubberband.cloud import wheel; wheel.main()"
     there = subprocess.run(
         [sys.executable, "-I", "-c", code],
         capture_output=True,
@@ -558,7 +559,7 @@ def test_an_instance_prints_the_digest_of_the_drivers_wheel(
         cwd=tmp_path,
     ).stdout
     assert there == driver
-    assert driver.split()[0] == hashlib.sha256(installing.build_wheel()[1]).hexdigest()
+    assert driver.split()[0] == hashlib.sha256(wheel.build_wheel()[1]).hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -577,7 +578,7 @@ def test_an_installation_that_is_not_as_it_was_installed_is_refused(
     else:
         (installed / path).write_bytes(content)
     with pytest.raises(InputError, match=rf"changed after its installation \({text}\); reinstall it"):
-        installing.build_wheel(installed)
+        wheel.build_wheel(installed)
 
 
 def test_files_that_cannot_be_read_or_were_never_installed_are_refused(tmp_path: Path) -> None:
@@ -585,8 +586,8 @@ def test_files_that_cannot_be_read_or_were_never_installed_are_refused(tmp_path:
     package.mkdir()
     (package / "cli.py").symlink_to(tmp_path / "gone")
     with pytest.raises(InputError, match=r"cli\.py of this rubberband cannot be packed for instances"):
-        installing.build_wheel(package)
+        wheel.build_wheel(package)
     (package / "cli.py").unlink()
     (package / "cli.py").write_text("")
     with pytest.raises(InputError, match="its files are not listed"):
-        installing.build_wheel(package)
+        wheel.build_wheel(package)
