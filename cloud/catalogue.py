@@ -10,7 +10,7 @@ import csv
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -112,6 +112,15 @@ class InstanceType:
     def live_spot_usd_per_hour(self, region: str) -> float | None:
         """Return AWS's spot price in the region's cheapest zone; None if there is none."""
         return min(self.live_in(region).spot_usd_per_hour.values(), default=None)
+
+
+class LiveTable(dict[str, InstanceType]):
+    """A table with notes on its prices."""
+
+    def __init__(self, rows: Mapping[str, InstanceType], notes: Sequence[str] = ()) -> None:
+        super().__init__(rows)
+        self.notes = tuple(dict.fromkeys(notes))
+        """Reasons why the cloud could not be asked, or not for all; a line each, with the remedy."""
 
 
 @cache

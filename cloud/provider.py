@@ -10,19 +10,17 @@ it costs no more than was reserved for it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from rubberband.cloud.catalogue import Table
 from rubberband.errors import ProviderError
 from rubberband.spec.resources import Resources
 from rubberband.values.offer import Offer, SideCost
 from rubberband.values.plan import Market
-
-if TYPE_CHECKING:
-    from rubberband.cloud.ray_cluster.view import ClusterNode
 
 InstanceState = Literal["pending", "running", "terminated"]
 
@@ -212,6 +210,57 @@ class ClusterProvider(Provider, Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterNode:
+    """One living node."""
+
+    node: str
+    """Ray's id."""
+    address: str
+    gpus: int
+    free_gpus: int
+    cpus: int
+    free_cpus: int
+    accelerator: str
+    """Type of its GPUs, such as A100; empty: it has none, or they are only counted."""
+    labels: Mapping[str, str]
+
+
+Bundle = Mapping[str, float]
+"""Amounts of Ray's resources."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """The part of a cluster that an experiment may use."""
+
+    address: str
+    """HOST:PORT of its head."""
+    gpus_per_instance: int
+    """Without GPUs: the trials that train at a time on an instance."""
+    bundle: Bundle
+    """Ray's resources for each of them."""
+    fitting: int
+    """Instances that the nodes have room for when they are idle."""
+    nodes: tuple[ClusterNode, ...]
+    line: str
+    """The cluster in words: `10.0.0.5: 8 nodes x 4 GPUs, 6 free now`."""
+
+    @property
+    def free_together(self) -> int:
+        """Most instances that have room on one machine now, where they slow each other; 0 if all are taken."""
+        found: Counter[str] = Counter()
+        for node in self.nodes:
+            free = fitting({"GPU": node.free_gpus, "CPU": node.free_cpus}, self.bundle)
+            found[node.address] += free // self.gpus_per_instance
+        return max(found.values(), default=0)
+
+
+def fitting(amounts: Mapping[str, int], bundle: Bundle) -> int:
+    """Return how often a bundle fits into amounts of Ray's resources."""
+    return min(int(amounts[key] / amount) for key, amount in bundle.items())
+
+
 class BorrowedProvider(ClusterProvider, Protocol):
     """A provider of a cluster that was there before: its nodes are asked whether they can train."""
 
@@ -258,10 +307,11 @@ class ClusterRequest:
     """Type with other GPUs that may be used instead -> their speed over that of the offer's."""
     hash_seed: str = "0"
     """PYTHONHASHSEED of the instances' processes: sets of texts have one order in all starts then."""
-    join_s: float | None = None
-    """Time that a node which joins a borrowed cluster is expected to take; None: that is not known."""
-    on_join: Callable[[float], None] = lambda waited_s: None
-    """Gets the time that each such node took."""
+    join_s: Callable[[str], float | None] = lambda address: None
+    """Takes the address of a borrowed cluster, and returns the time that a node which joins is expected to take; None:
+    that is not known."""
+    on_join: Callable[[str, float], None] = lambda address, waited_s: None
+    """Gets the address, and the time that each such node took."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

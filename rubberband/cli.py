@@ -57,7 +57,7 @@ _PANELS = {
         "pool": ("pool", "Manage a pool that experiments share."),
         "aws": ("aws", "Set up an account of AWS, or check it."),
         "cloud": ("cloud", "Manage the head and images; show prices."),
-        "cleanup": ("cloud", "Terminate what crashed runs left running."),
+        "cleanup": ("care", "Terminate what crashed runs left running."),
     },
 }
 """Panel of the help -> command -> its module in rubberband.commands, and the first sentence of its help."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.api.experiments.budgets import PLAN, UNPLANNED, Budgets
+from rubberband.api.experiments.demand import summed
 from rubberband.api.experiments.starting import raised_as_problems
 from rubberband.api.plans.previews import PlanAnswer
 from rubberband.api.plans.process import instant_of
@@ -24,7 +25,6 @@ from rubberband.api.settings import SharedPool
 from rubberband.api.store import Store
 from rubberband.api.store.schema import Promise
 from rubberband.cloud.offers import offers
-from rubberband.executor.core.demand import summed
 from rubberband.planner.sharing import Calendar, CalendarSlot, Span
 from rubberband.planning.month_cap import Expense, Shortage
 from rubberband.spec.experiment import Experiment
@@ -34,7 +34,7 @@ from rubberband.values.submission import Submission, Summary
 
 START_S = 30.0
 """Time that a promise has beside its plan: its process starts, its code is checked, and GPUs change hands
-(`rubberband.executor.core.demand.HANDOVER_S`) before each stage."""
+(`rubberband.api.experiments.demand.HANDOVER_S`) before each stage."""
 _MOST_QUICKER = 4
 """Quicker plans that are tried for one submission."""
 PlanOf = Callable[[Experiment], Awaitable[PlanAnswer]]

@@ -1,6 +1,6 @@
 """The sharing of a pool: a policy says how many instances each running experiment may hold, and its driver obeys.
 
-Every experiment reports its demand (`rubberband.executor.core.demand`). One with a promise gets what it is promised;
+Every experiment reports its demand (`rubberband.api.experiments.demand`). One with a promise gets what it is promised;
 the promise follows its plan as far as the calendar has room. The policy divides the rest among the others. It decides
 again when an experiment begins, ends or passes a SYNC, when a promise begins or ends, and every half minute. An
 experiment that is to give back GPUs that another is promised stops trials at once, else at their next checkpoints. One
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rubberband.api.experiments.admission import calendar_of
+from rubberband.api.experiments.demand import demand, overdue, plan_left
 from rubberband.api.settings import SharedPool
 from rubberband.api.store import Store
 from rubberband.api.store.schema import Promise
@@ -26,7 +27,6 @@ from rubberband.cloud.offers import offers
 from rubberband.cloud.pool import RemotePool
 from rubberband.errors import InputError, ProviderError
 from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.demand import demand, overdue, plan_left
 from rubberband.executor.core.events import Recall
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.state import State

@@ -16,8 +16,8 @@ from rubberband.api.routes.answers import example, json_answer, only_documented,
 from rubberband.api.settings import Settings
 from rubberband.api.store.schema import Scope
 from rubberband.client.models import Health, KindView, MadeToken, MemberView, PoolView, PriceList, TokenList
-from rubberband.cloud.aws.prices import LiveTable, overlaid, prices_of, read_book
-from rubberband.cloud.catalogue import catalogue
+from rubberband.cloud.aws.prices import overlaid, prices_of, read_book
+from rubberband.cloud.catalogue import LiveTable, catalogue
 from rubberband.errors import RubberbandError
 from rubberband.states import ACTIVE
 from rubberband.units import nearest, parse_duration, shown

@@ -17,8 +17,7 @@ from typing import Any
 from rubberband.cloud.aws.calls import AwsSession, Reservation
 from rubberband.cloud.aws.client import described_types, instances, pages
 from rubberband.cloud.aws.errors import FAILURES, code_of, explain, ignoring
-from rubberband.cloud.aws.prices import LiveTable
-from rubberband.cloud.catalogue import types_of
+from rubberband.cloud.catalogue import LiveTable, types_of
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Resources
 from rubberband.units import counted, format_duration, format_usd

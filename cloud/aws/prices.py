@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rubberband.cloud.aws.calls import AwsSession
-from rubberband.cloud.catalogue import ENVIRONMENT_VARIABLE, InstanceType, Live, Table, catalogue, table_of, types_of
+from rubberband.cloud.catalogue import (
+    ENVIRONMENT_VARIABLE,
+    InstanceType,
+    Live,
+    LiveTable,
+    Table,
+    catalogue,
+    table_of,
+    types_of,
+)
 from rubberband.cloud.offers import ASK_AWS, offers
 from rubberband.errors import InputError, ProviderError, RubberbandError
 from rubberband.files import make_directories, write_atomically
@@ -115,15 +124,6 @@ SPOT_GOOD_S = 600.0
 """Validity of spot prices."""
 
 Clock = Callable[[], float]
-
-
-class LiveTable(dict[str, InstanceType]):
-    """A table with notes on its prices."""
-
-    def __init__(self, rows: Mapping[str, InstanceType], notes: Sequence[str] = ()) -> None:
-        super().__init__(rows)
-        self.notes = tuple(dict.fromkeys(notes))
-        """Reasons why AWS could not be asked, or not for all; a line each, with the remedy."""
 
 
 def live_table(

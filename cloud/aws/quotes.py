@@ -20,9 +20,9 @@ from rubberband.cloud.aws.errors import FAILURES, explain, lacks_rights
 from rubberband.cloud.aws.images import Image, built_image, choose_image
 from rubberband.cloud.aws.installing import what_to_install
 from rubberband.cloud.aws.network import OwnInstance, choose_subnets, own_place, ways_out
-from rubberband.cloud.aws.prices import ALL_PARTS, LiveTable, Part, Quote, TypeFacts
+from rubberband.cloud.aws.prices import ALL_PARTS, Part, Quote, TypeFacts
 from rubberband.cloud.aws.s3 import Packages
-from rubberband.cloud.catalogue import SideFacts, types_of
+from rubberband.cloud.catalogue import LiveTable, SideFacts, types_of
 from rubberband.errors import InputError
 from rubberband.spec.resources import Resources
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rubberband.cloud.aws import calls
-from rubberband.cloud.aws.prices import LiveTable, live_table
-from rubberband.cloud.catalogue import types_of
+from rubberband.cloud.aws.prices import live_table
+from rubberband.cloud.catalogue import LiveTable, types_of
 from rubberband.cloud.offers import offers
 from rubberband.cloud.provider import Today
 from rubberband.errors import InputError, ProviderError

@@ -2,7 +2,7 @@
 
 from rubberband.cloud.pool.journal import FileJournal, PoolLimits
 from rubberband.cloud.pool.pool import LentInstance, Pool
-from rubberband.cloud.pool.provider import PoolProvider, RemotePool, open_pool
+from rubberband.cloud.pool.provider import PoolProvider, RemotePool, open_cluster
 from rubberband.cloud.pool.server import PoolServer
 
 __all__ = [
@@ -13,5 +13,5 @@ __all__ = [
     "PoolProvider",
     "PoolServer",
     "RemotePool",
-    "open_pool",
+    "open_cluster",
 ]

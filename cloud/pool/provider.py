@@ -25,7 +25,15 @@ from rubberband.cloud.clock import experiment_clock
 from rubberband.cloud.pool.broker import Broker
 from rubberband.cloud.pool.journal import FileJournal
 from rubberband.cloud.pool.pool import LentInstance, Pool, lent
-from rubberband.cloud.provider import INSTANCE_LABEL, Head, HeadError, InstanceDescription, NoRecordError
+from rubberband.cloud.pool.state import PoolState
+from rubberband.cloud.provider import (
+    INSTANCE_LABEL,
+    ClusterRequest,
+    Head,
+    HeadError,
+    InstanceDescription,
+    NoRecordError,
+)
 from rubberband.errors import JournalError, ProviderError
 from rubberband.files import make_directories
 from rubberband.spec.pool import PoolFolder
@@ -243,6 +251,10 @@ class RemotePool:
         found: dict[str, Any] = self._once("status", _GLANCE_S)
         return found
 
+    def closed_month_usd(self, now: float) -> float:
+        """Return what a pool that was closed has cost in the month of `now` (Unix time). Raises JournalError."""
+        return self._closed().month_usd(now)
+
     def month_usd(self, *, starts: bool = False) -> float:
         """Return the pool's bill of this month so far. Raises ProviderError if its broker does not answer at once.
 
@@ -319,38 +331,33 @@ class RemotePool:
 
     def _as_closed(self, tenant: str) -> list[LentInstance]:
         self._require_sound_journal()
+        return [lent(one) for one in self._closed().tenants.get(tenant, ()) if one.ended_at is not None]
+
+    def _closed(self) -> PoolState:
         broker = Broker()
         for event in FileJournal(self._folder.path).events():
             broker.handle(event)
-        return [lent(one) for one in broker.state.tenants.get(tenant, ()) if one.ended_at is not None]
+        return broker.state
 
 
-def open_pool(
-    experiment: str,
-    directory: Path,
-    folder: PoolFolder,
-    gpus_per_instance: int,
-    *,
-    run: str,
-    lease_s: float,
-    not_before: float = 0.0,
-) -> PoolProvider:
-    """Open a pool for one run of an experiment; `directory` gets the pool's clock, which viewers of the run read.
+def open_cluster(request: ClusterRequest) -> PoolProvider:
+    """Open the pool of an experiment for one run; its folder gets the pool's clock, which viewers of the run read.
 
-    Its clock goes on from `not_before` at least. Raises ProviderError if the pool does not answer.
+    Raises ProviderError if the pool does not answer.
     """
+    folder, directory = PoolFolder(path=Path(str(request.resources.pool))), request.directory
     pool = RemotePool(folder)
     pool.ensure_broker()
     make_directories(directory)
     shutil.copyfile(folder.machines / CLOCK_FILE, directory / CLOCK_FILE)
     clock = experiment_clock(directory)
     return PoolProvider(
-        experiment,
+        request.experiment,
         pool,
-        gpus_per_instance,
-        run=run,
-        clock=lambda: max(clock(), not_before),
-        lease_s=lease_s,
+        request.offer.gpus,
+        run=request.run,
+        clock=lambda: max(clock(), request.not_before),
+        lease_s=request.resources.lease_length_s,
         **pool.traits(),
     )
 

@@ -13,28 +13,22 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from rubberband.cloud.clock import elapsed_s, experiment_clock
 from rubberband.cloud.provider import (
     NODE_LABEL,
+    Bundle,
+    ClusterNode,
     ClusterRequest,
     Head,
     HeadError,
     InstanceDescription,
     InstanceState,
 )
-from rubberband.cloud.ray_cluster.view import (
-    Bundle,
-    ClusterNode,
-    ClusterView,
-    require_versions,
-    resolve,
-    rooms,
-    share,
-    view,
-)
+from rubberband.cloud.ray_cluster.view import ClusterView, require_versions, resolve, rooms, share, view
 from rubberband.cloud.ray_head.ray_node import answers
 from rubberband.errors import InputError, ProviderError
 from rubberband.files import make_directories, write_atomically
@@ -361,8 +355,8 @@ def open_cluster(request: ClusterRequest) -> RayClusterProvider:
         nodes=part.nodes,
         avoided=[node.node for node in found.nodes if node.gpus] if resources.slots else (),
         labels=resources.node_labels,
-        node_s=request.join_s if grows else None,
-        on_join=request.on_join,
+        node_s=request.join_s(found.address) if grows else None,
+        on_join=partial(request.on_join, found.address),
         not_before=request.not_before,
     )
 

@@ -16,7 +16,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any, cast
 
-from rubberband.cloud.provider import NODE_LABEL
+from rubberband.cloud.provider import NODE_LABEL, Bundle, ClusterNode, Share, fitting
 from rubberband.cloud.ray_head.ray_node import LOOPBACK, answers
 from rubberband.errors import InputError
 from rubberband.spec.resources import Resources, cluster_address
@@ -24,22 +24,6 @@ from rubberband.units import counted
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 _ACCELERATOR = "accelerator_type:"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterNode:
-    """One living node."""
-
-    node: str
-    """Ray's id."""
-    address: str
-    gpus: int
-    free_gpus: int
-    cpus: int
-    free_cpus: int
-    accelerator: str
-    """Type of its GPUs, such as A100; empty: it has none, or they are only counted."""
-    labels: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,44 +156,19 @@ def require_versions(found: ClusterView) -> None:
         )
 
 
-Bundle = Mapping[str, float]
-"""Amounts of Ray's resources."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """The part of a cluster that an experiment may use."""
-
-    gpus_per_instance: int
-    """Without GPUs: the trials that train at a time on an instance."""
-    bundle: Bundle
-    """Ray's resources for each of them."""
-    fitting: int
-    """Instances that the nodes have room for when they are idle."""
-    nodes: tuple[ClusterNode, ...]
-    line: str
-    """The cluster in words: `10.0.0.5: 8 nodes x 4 GPUs, 6 free now`."""
-
-    @property
-    def free_together(self) -> int:
-        """Most instances that have room on one machine now, where they slow each other; 0 if all are taken."""
-        found: Counter[str] = Counter()
-        for node in self.nodes:
-            free = _fitting({"GPU": node.free_gpus, "CPU": node.free_cpus}, self.bundle)
-            found[node.address] += free // self.gpus_per_instance
-        return max(found.values(), default=0)
-
-
 def rooms(nodes: Sequence[ClusterNode], bundle: Bundle) -> Counter[str]:
     """Return IP address -> bundles that fit on that machine when it is idle; it may run several nodes."""
     found: Counter[str] = Counter()
     for node in nodes:
-        found[node.address] += _fitting({"GPU": node.gpus, "CPU": node.cpus}, bundle)
+        found[node.address] += fitting({"GPU": node.gpus, "CPU": node.cpus}, bundle)
     return found
 
 
-def _fitting(amounts: Mapping[str, int], bundle: Bundle) -> int:
-    return min(int(amounts[key] / amount) for key, amount in bundle.items())
+def share_now(resources: Resources) -> Share:
+    """Return the part of the cluster at `resources.address` as it is now. Raises as `view` and `share` do."""
+    found = view(resolve(resources.address))
+    require_versions(found)
+    return share(found, resources)
 
 
 def share(found: ClusterView, resources: Resources) -> Share:
@@ -239,6 +198,7 @@ def share(found: ClusterView, resources: Resources) -> Share:
     gpus = asked or _commonest([node.gpus for node in nodes])
     has_cpus = bool(nodes) and all(node.cpus >= node.gpus for node in nodes)
     return Share(
+        address=found.address,
         gpus_per_instance=gpus,
         bundle={"GPU": 1.0, "CPU": 1.0} if has_cpus else {"GPU": 1.0},  # one CPU, as any Ray worker has
         fitting=sum(node.gpus // gpus for node in nodes),
@@ -260,6 +220,7 @@ def _cpu_share(found: ClusterView, resources: Resources, slots: int) -> Share:
     cpus = _commonest([node.cpus for node in nodes if node.cpus >= slots]) // slots
     wide = [node for node in nodes if node.cpus >= slots * cpus]
     return Share(
+        address=found.address,
         gpus_per_instance=slots,
         bundle={"CPU": float(cpus)},
         fitting=sum(node.cpus // (slots * cpus) for node in wide),

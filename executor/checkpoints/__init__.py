@@ -10,6 +10,7 @@ import errno
 import hashlib
 import io
 import os
+import pkgutil
 import shutil
 import time
 import uuid
@@ -229,6 +230,10 @@ def _other(url: str, mark: str, found: str, lacking: str) -> StoreAwayError:
     )
 
 
+_FOLDERS = {"s3": "rubberband.cloud.aws.s3:S3Folder.parse"}
+"""Scheme -> what opens it, if fsspec does not."""
+
+
 def _store_at(url: str) -> CheckpointStore:
     """Return the unchecked store. Raises InputError."""
     scheme = require_driver(url)
@@ -236,11 +241,9 @@ def _store_at(url: str) -> CheckpointStore:
         from rubberband.executor.checkpoints.filesystems import FsspecFolder
         from rubberband.executor.checkpoints.objects import ObjectStore
 
-        if scheme != "s3":
-            return ObjectStore(FsspecFolder(url.rstrip("/")))
-        from rubberband.cloud.aws.s3 import S3Folder
-
-        return ObjectStore(S3Folder.parse(url))
+        if scheme in _FOLDERS:
+            return ObjectStore(pkgutil.resolve_name(_FOLDERS[scheme])(url))
+        return ObjectStore(FsspecFolder(url.rstrip("/")))
     if "://" not in url:
         return _directory(Path(url))
     parts = urlsplit(url)

@@ -19,8 +19,6 @@ from typing import Any
 
 from rubberband.cloud.catalogue import Table, types_of
 from rubberband.cloud.offers import offers
-from rubberband.cloud.pool import FileJournal, RemotePool
-from rubberband.cloud.pool.broker import Broker
 from rubberband.errors import DamagedJournalError, InputError, ProviderError, RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder, folders, open_folder
 from rubberband.executor.journal.reading import salvage
@@ -326,19 +324,15 @@ def _pool_usd(folder: PoolFolder, now: float) -> float:
     pool = PoolFile(**folder.read())
     if not pool.kind.is_rented:
         return 0.0
-    if folder.is_up:
-        if pool.max_usd_per_month is not None:
-            return pool.max_usd_per_month
-        try:
-            return RemotePool(folder).month_usd(starts=True)
-        except ProviderError as error:
-            raise _beyond(
-                "max_usd_per_month", f"the bill of pool {folder.name} is not known ({error})", "try again"
-            ) from None
-    broker = Broker()
-    for event in FileJournal(folder.path).events():
-        broker.handle(event)
-    return broker.state.month_usd(now)
+    if not folder.is_up:
+        return float(folder.broker().closed_month_usd(now))
+    if pool.max_usd_per_month is not None:
+        return pool.max_usd_per_month
+    try:
+        return float(folder.broker().month_usd(starts=True))
+    except ProviderError as error:
+        why = f"the bill of pool {folder.name} is not known ({error})"
+        raise _beyond("max_usd_per_month", why, "try again") from None
 
 
 # What has no journal: experiments that were deleted, and profiles that are measured.

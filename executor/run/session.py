@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 import signal
 import sys
 import threading
@@ -47,7 +48,7 @@ from rubberband.planning import startup_history
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder
 from rubberband.values.adaptive import BatchPoint
-from rubberband.values.kinds import part_of
+from rubberband.values.kinds import POOL, part_of
 from rubberband.values.offer import Offer
 
 READY_TIMEOUT_S = 180.0
@@ -351,18 +352,6 @@ def _boot_timeouts(spec: RunSpec, offer: Offer) -> BootTimeouts:
 
 def open_cluster(folder: ExperimentFolder, spec: RunSpec, offer: Offer, rental: Rental) -> ClusterProvider:
     """The provider of real instances that keeps its records in the experiment's folder."""
-    if spec.pool is not None:
-        from rubberband.cloud.pool import open_pool
-
-        return open_pool(
-            folder.name,
-            folder.instances,
-            PoolFolder(path=Path(spec.pool)),
-            offer.gpus,
-            run=spec.run,
-            lease_s=spec.lease_s,
-            not_before=rental.not_before,
-        )
     request = ClusterRequest(
         experiment=folder.name,
         run=spec.run,
@@ -375,25 +364,26 @@ def open_cluster(folder: ExperimentFolder, spec: RunSpec, offer: Offer, rental: 
         highest_price_usd_per_hour=rental.highest_price_usd_per_hour,
         speeds=rental.speeds,
         hash_seed="0" if spec.entrypoint is None else spec.entrypoint.environment.hash_seed,
+        on_join=partial(startup_history.record_join, folder.home),
     )
-    return open_provider(_with_joins(request) if spec.kind.is_borrowed else request)
+    return open_provider(replace(request, join_s=partial(_join_s, request)))
 
 
 def open_provider(request: ClusterRequest) -> ClusterProvider:
-    """Return the provider that the record of `resources.provider` names. Raises InputError and ProviderError."""
-    opened: ClusterProvider = part_of(request.resources.provider, "open_cluster")(request)
+    """Return the provider that the record of `resources.provider` names, or of a pool. Raises InputError and
+    ProviderError."""
+    resources = request.resources
+    open_it = part_of(resources.provider, "open_cluster") if resources.pool is None else pkgutil.resolve_name(POOL)
+    opened: ClusterProvider = open_it(request)
     return opened
 
 
-def _with_joins(request: ClusterRequest) -> ClusterRequest:
-    """Return the request with the time that nodes took to join this cluster before, which each new one changes."""
-    from rubberband.cloud.ray_cluster.view import resolve
-
-    resources, home = request.resources, request.home
-    address, join_s = resolve(resources.address), request.offer.provision_delay_s
-    if resources.provision_delay is None:
-        join_s = max(join_s, startup_history.join_times(home, address).provision_s)
-    return replace(request, join_s=join_s, on_join=partial(startup_history.record_join, home, address))
+def _join_s(request: ClusterRequest, address: str) -> float:
+    """Return the time that a node takes to join this cluster: the file's, or the longest so far, if that is longer."""
+    planned_s = request.offer.provision_delay_s
+    if request.resources.provision_delay is not None:
+        return planned_s
+    return max(planned_s, startup_history.join_times(request.home, address).provision_s)
 
 
 def require_cluster(experiment: Experiment, home: Path, entrypoint: Entrypoint | None) -> None:

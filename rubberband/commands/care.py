@@ -1,16 +1,17 @@
-"""`rubberband tag` and `rm`: tags, notes and archive of experiments, and their end: here, at a service, on a head."""
+"""`rubberband tag`, `rm` and `cleanup`: tags, notes and archive of experiments, their end, and what they left."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rubberband.commands.common import Name, OnOption, ServerOption, argument, client_of, option
-from rubberband.errors import InputError
+from rubberband.commands.common import Name, OnOption, ServerOption, argument, client_of, experiment_names, option
+from rubberband.errors import InputError, RubberbandError
 from rubberband.units import counted, shown
 
 if TYPE_CHECKING:
@@ -176,3 +177,41 @@ def _require_unlisted(folder: ExperimentFolder) -> None:
                 f"does not run (`rubberband serve`), then `rubberband rm {folder.name} --server URL` with the address "
                 "that it prints (http://127.0.0.1:8642 by default)"
             )
+
+
+def cleanup(
+    name: Annotated[str | None, argument("NAME", "Only this experiment.", autocompletion=experiment_names)] = None,
+) -> None:
+    """Terminate what crashed runs left running.
+
+    It looks for instances here, on EC2 and at other providers. Those of a living driver keep running. Nothing is lost:
+    `rubberband resume` starts new ones and continues from the last reported iterations.
+    """
+    from rubberband.installation import default_home
+    from rubberband.values.kinds import KINDS, part_of, provider_faults
+
+    if name is not None and Path(name).suffix in (".yaml", ".yml", ".json"):
+        raise InputError(
+            f"{name} is a file, and `cleanup` takes the NAME of an experiment; to run a search: rubberband run {name}"
+        )
+    home, num_ended, troubles = default_home(), 0, list[str]()
+    for fault in provider_faults():
+        print(fault, file=sys.stderr)
+    for provider, kind in KINDS.items():
+        if kind.clean_up is None:
+            continue
+        try:
+            cleaned = part_of(provider, "clean_up")(home, name)
+        except RubberbandError as error:
+            troubles.append(str(error))
+            continue
+        for found in cleaned.ended:
+            print(f"ended {found}")
+        for note in cleaned.notes:
+            print(note, file=sys.stderr)
+        num_ended += len(cleaned.ended)
+        troubles += cleaned.troubles
+    if troubles:
+        raise RubberbandError("; ".join(troubles))
+    if not num_ended:
+        print("nothing was left behind")

@@ -1,4 +1,4 @@
-"""`rubberband cloud`: prices, the head and images on EC2; and `rubberband cleanup`."""
+"""`rubberband cloud`: prices, the head and images on EC2."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from rubberband.commands.common import (
     argument,
     aws_region,
     confirm_bill,
-    experiment_names,
     print_json,
     print_table,
 )
@@ -324,47 +323,6 @@ def _images(session: AwsSession, owner: str) -> list[str]:
         ]
     except FAILURES as error:
         return [f"whether images of owner {owner} are left is not known: {explain(error)}"]
-
-
-# `rubberband cleanup`: end what drivers that died left running, on this machine and at other providers.
-
-
-def cleanup(
-    name: Annotated[str | None, argument("NAME", "Only this experiment.", autocompletion=experiment_names)] = None,
-) -> None:
-    """Terminate what crashed runs left running.
-
-    It looks for instances here, on EC2 and at other providers. Those of a living driver keep running. Nothing is lost:
-    `rubberband resume` starts new ones and continues from the last reported iterations.
-    """
-    from rubberband.installation import default_home
-    from rubberband.values.kinds import KINDS, part_of, provider_faults
-
-    if name is not None and Path(name).suffix in (".yaml", ".yml", ".json"):
-        raise InputError(
-            f"{name} is a file, and `cleanup` takes the NAME of an experiment; to run a search: rubberband run {name}"
-        )
-    home, num_ended, troubles = default_home(), 0, list[str]()
-    for fault in provider_faults():
-        print(fault, file=sys.stderr)
-    for provider, kind in KINDS.items():
-        if kind.clean_up is None:
-            continue
-        try:
-            cleaned = part_of(provider, "clean_up")(home, name)
-        except RubberbandError as error:
-            troubles.append(str(error))
-            continue
-        for found in cleaned.ended:
-            print(f"ended {found}")
-        for note in cleaned.notes:
-            print(note, file=sys.stderr)
-        num_ended += len(cleaned.ended)
-        troubles += cleaned.troubles
-    if troubles:
-        raise RubberbandError("; ".join(troubles))
-    if not num_ended:
-        print("nothing was left behind")
 
 
 # `rubberband cloud image`: AMIs with the driver's environment, which save each instance the minutes of its set-up.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rubberband.cloud.provider import Share
 from rubberband.errors import InputError
 from rubberband.installation import require_ray
 from rubberband.planning.startup_history import StartTimes, join_times
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.resources import Resources
 from rubberband.units import counted, format_usd
+from rubberband.values.kinds import part_of
 
 
 def on_cluster(experiment: Experiment) -> Experiment:
@@ -19,14 +21,9 @@ def on_cluster(experiment: Experiment) -> Experiment:
     for a cluster that does not answer, that has other versions of Ray or Python, or no such nodes.
     """
     resources = experiment.resources
-    if not resources.kind.is_borrowed:
+    if resources.kind.share is None:
         return experiment
-    require_ray(f"resources.provider: {resources.provider}")
-    from rubberband.cloud.ray_cluster import view
-
-    found = view.view(view.resolve(resources.address))
-    view.require_versions(found)
-    part = view.share(found, resources)
+    part = _share(resources)
     note, most = f"cluster: {part.line}.", part.fitting
     kinds = sorted({node.accelerator for node in part.nodes} - {""})
     if len(kinds) > 1 and resources.slots is None:
@@ -43,20 +40,19 @@ def on_cluster(experiment: Experiment) -> Experiment:
 
 def joining(experiment: Experiment, home: Path) -> StartTimes | None:
     """Return the times until nodes join a cluster; None if all instances have room on those that are there."""
-    from rubberband.cloud.ray_cluster import view
-
-    resources = experiment.resources
-    address = view.resolve(resources.address)
-    if resources.max_instances <= view.share(view.view(address), resources).fitting:
-        return None
-    return join_times(home, address)
+    part = _share(experiment.resources)
+    return None if experiment.resources.max_instances <= part.fitting else join_times(home, part.address)
 
 
 def free_together(resources: Resources) -> int:
     """Return how many instances one machine of a Ray cluster has room for now. Raises InputError as `on_cluster`."""
-    from rubberband.cloud.ray_cluster import view
+    return _share(resources).free_together
 
-    return view.share(view.view(view.resolve(resources.address)), resources).free_together
+
+def _share(resources: Resources) -> Share:
+    require_ray(f"resources.provider: {resources.provider}")
+    found: Share = part_of(resources.provider, "share")(resources)
+    return found
 
 
 def _in_gpu_hours(experiment: Experiment) -> Experiment:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rubberband.cloud.pool import RemotePool
 from rubberband.errors import InfeasibleError
 from rubberband.spec.pool import PoolFile, PoolFolder
 from rubberband.units import MONEY_SLACK_USD, format_instant, format_usd, month_begin, month_end
@@ -114,7 +113,7 @@ def month_cap(path: Path, now: float, *, starts: bool = False) -> MonthCap | Non
     pool = PoolFile(**folder.read())
     if pool.max_usd_per_month is None:
         return None
-    broker = RemotePool(folder)
+    broker = folder.broker()
     if starts:
         broker.ensure_broker()
     committed = {month_begin(now): broker.month_usd()}

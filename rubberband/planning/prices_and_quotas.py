@@ -43,7 +43,7 @@ def local_prices_and_quotas(experiment: Experiment, home: Path) -> PricesAndQuot
             cap = month_cap(Path(resources.pool), time.time())
         except ProviderError as error:
             notes = (f"pool: whether its max_usd_per_month covers the plan is not known: {error}.",)
-    if resources.kind.is_borrowed:
+    if resources.kind.share is not None:
         return PricesAndQuotas(starts=joining(experiment, home), notes=notes)
     if not resources.kind.is_this_machine or name is None:
         return PricesAndQuotas(month_cap=cap, notes=notes)

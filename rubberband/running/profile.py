@@ -362,7 +362,7 @@ def _together(resources: Resources) -> int:
     """Return how many instances are measured on one machine, where they slow each other."""
     if resources.kind.is_rented:
         return 1
-    return min(SHARED_INSTANCES, free_together(resources) if resources.kind.is_borrowed else SHARED_INSTANCES)
+    return min(SHARED_INSTANCES, free_together(resources) if resources.kind.share is not None else SHARED_INSTANCES)
 
 
 def _measuring_usd(rented: Offer, held_s: float) -> float:

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from rubberband.api.store import Store, open_store
 from rubberband.api.store.copying import experiments, limit_access, load, revoked
-from rubberband.cloud.aws.intents import renew_requests
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.journal.database import first_line
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -28,6 +27,7 @@ from rubberband.files import EXCLUSIVE, SHARED, locked, make_directories, requir
 from rubberband.installation import RESTORING
 from rubberband.running.backup import BEFORE, HOME, LOCK, STORE, Manifest, read_manifest, store_file
 from rubberband.spec.pool import pools_up
+from rubberband.values.kinds import KINDS, part_of
 
 _LOGS = ("-wal", "-shm", "-journal")
 _STAYING = (RESTORING, LOCK, "server.lock")
@@ -103,7 +103,8 @@ def _stage(folder: Path, manifest: Manifest, home: Path, present: Store | None, 
         staging.mkdir(0o700)
         _copy(folder, manifest, staging)
         for directory in (staging / HOME).glob("*/*/local"):
-            renew_requests(directory)
+            for renew in filter(None, (part_of(name, "restored") for name in KINDS)):
+                renew(directory)
         ended = _limit_access(staging, home, present, keep_tokens)
         os.sync()
         _require_unused(home)  # copying may take long

@@ -6,6 +6,7 @@ A pool is instances that several experiments share, with limits of what these ma
 from __future__ import annotations
 
 import json
+import pkgutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from rubberband.values.plan import Market
 
 CAP_SLACK_USD = 1e-9
 """Tolerance of a comparison with a cap."""
+_BROKER = "rubberband.cloud.pool:RemotePool"
 LENT_LEASE_S = 60.0
 """Default lease of what an experiment holds of a pool. The leases of the instances themselves are the broker's."""
 
@@ -200,6 +202,10 @@ class PoolFolder:
     def is_up(self) -> bool:
         """Whether the pool was brought up, and not closed since; its broker may have died."""
         return self.file.exists() and not self.closed.exists()
+
+    def broker(self) -> Any:
+        """Return requests to the process that lends its instances: a `rubberband.cloud.pool.RemotePool`."""
+        return pkgutil.resolve_name(_BROKER)(self)
 
     def write(self, words: Mapping[str, Any]) -> None:
         """Keep the pool file, and let brokers start. Raises InputError if it cannot be written."""

@@ -42,6 +42,9 @@ class ProviderKind:
     instance_types: str | None = None
     """Takes `Resources` and environment variables, and returns the table of types with their prices, which it keeps:
     name -> `rubberband.cloud.catalogue.InstanceType`. None: GPUs and price of an instance are the file's."""
+    share: str | None = None
+    """Takes `Resources`, and returns the `rubberband.cloud.provider.Share` of the cluster that is there. None: the file
+    says how many instances there are, and of how many GPUs."""
     extras: str | None = None
     """Takes `Resources`, a type, the table and the seconds until an instance runs, and returns a
     `rubberband.cloud.provider.Extras`. Raises InputError for a type that cannot be used. None: there are none."""
@@ -55,6 +58,9 @@ class ProviderKind:
     reserved: str | None = None
     """Takes `Resources` of a pool, and when an experiment on it must be done, and returns notes on capacity that the
     user has reserved. Raises InputError if that ends before. None: nothing can be reserved."""
+    restored: str | None = None
+    """Takes the folder of a provider's records that came from a backup, and does what they do not know: launches since.
+    None: nothing has to be done."""
     head: str | None = None
     """Takes what `rubberband run FILE --on head` takes, starts a machine of the provider that drives the run, and
     returns an exit code (`rubberband.commands.on_head.run_on_head`). None: this machine drives all runs."""
@@ -131,6 +137,7 @@ OWN: Mapping[str, ProviderKind] = {
         prices="rubberband.cloud.aws.today:prices",
         preflight="rubberband.cloud.aws.today:checked",
         reserved="rubberband.cloud.aws.today:reserved",
+        restored="rubberband.cloud.aws.intents:renew_requests",
         head="rubberband.commands.on_head:run_on_head",
         clean_up="rubberband.cloud.aws:clean_up_home",
         is_rented=True,
@@ -147,6 +154,7 @@ OWN: Mapping[str, ProviderKind] = {
     # The first worker of a node imports torch, and a group of free GPUs is placed at once.
     "ray": ProviderKind(
         open_cluster="rubberband.cloud.ray_cluster.provider:open_cluster",
+        share="rubberband.cloud.ray_cluster.view:share_now",
         is_borrowed=True,
         default_type="ray",
         provision_s=1.0,
@@ -164,6 +172,9 @@ OWN: Mapping[str, ProviderKind] = {
     ),
 }
 """Providers that come with rubberband. No entry point replaces one."""
+
+POOL = "rubberband.cloud.pool:open_cluster"
+"""The `open_cluster` of experiments on a pool, whatever rents its machines."""
 
 _WITH_RAY = ("kubernetes", "k8s", "slurm", "gcp", "azure", "lambda", "runpod")
 """Places that other tools name, where a Ray cluster can be started."""

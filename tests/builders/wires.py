@@ -19,9 +19,9 @@ from unittest import mock
 
 from rubberband.cloud.aws import provider as aws
 from rubberband.cloud.aws.head import ensure_head
-from rubberband.cloud.provider import ClusterRequest, Head
+from rubberband.cloud.provider import ClusterNode, ClusterRequest, Head
 from rubberband.cloud.ray_cluster import provider as ray_cluster
-from rubberband.cloud.ray_cluster.view import ClusterNode, ClusterView
+from rubberband.cloud.ray_cluster.view import ClusterView
 from rubberband.cloud.ray_head.ray_node import RayHead
 from rubberband.executor import (
     ExperimentFolder,

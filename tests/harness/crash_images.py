@@ -16,6 +16,7 @@ from typing import Literal
 
 import pytest
 
+from rubberband.cloud import wheel
 from rubberband.cloud.aws import boot
 from rubberband.cloud.aws.boot import resolve
 from rubberband.cloud.aws.client import type_facts

@@ -19,6 +19,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from rubberband.api.experiments.admission import START_S, calendar_of
+from rubberband.api.experiments.demand import HANDOVER_S
 from rubberband.api.experiments.sharing import (
     DECIDE_EVERY_S,
     Division,
@@ -49,7 +50,6 @@ from rubberband.executor import (
     drive,
 )
 from rubberband.executor.core.backend import resumed
-from rubberband.executor.core.demand import HANDOVER_S
 from rubberband.executor.core.lifecycle import Lifecycle
 from rubberband.executor.core.limits import can_go_on
 from rubberband.planner.exact.model import predict

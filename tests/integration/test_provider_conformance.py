@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,13 +22,15 @@ from rubberband.cloud.pool import (
     PoolLimits,
     PoolProvider,
     PoolServer,
-    open_pool,
+    open_cluster,
 )
+from rubberband.cloud.provider import ClusterRequest
 from rubberband.cloud.ray_cluster import RayClusterProvider
 from rubberband.cloud.ray_head import ray_node
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.executor import Connection
 from rubberband.spec.pool import PoolFolder
+from rubberband.spec.resources import Resources
 from rubberband.testing.provider_conformance import TAKEN, ProviderConformance, ProviderUnderTest
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Market
@@ -131,7 +133,15 @@ def _pool_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProviderUn
         server.stop()
         serving.join()
 
-    provider = open_pool("conformance", tmp_path / "local", folder, 2, run="r", lease_s=30.0)
+    request = ClusterRequest(
+        experiment="conformance",
+        run="r",
+        directory=tmp_path / "local",
+        home=tmp_path,
+        resources=Resources(pool=str(folder.path), lease=30.0),
+        offer=replace(OFFER, gpus=2),
+    )
+    provider = open_cluster(request)
     wait = partial(time.sleep, 0.02)
     return ProviderUnderTest(provider, wait, provider.clock, lease_s=SHORT_S, spot=False, end=end)
 

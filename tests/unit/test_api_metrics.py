@@ -12,8 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rubberband.api.routes import service as prices
 from rubberband.api.routes.metrics import MAX_ENDED
-from rubberband.cloud.aws.prices import LiveTable
-from rubberband.cloud.catalogue import catalogue
+from rubberband.cloud.catalogue import LiveTable, catalogue
 from rubberband.cloud.pool import Pool, PoolLimits, PoolServer
 from rubberband.cloud.virtual import VirtualClock, VirtualProvider
 from rubberband.errors import JournalError

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from rubberband.cloud.aws.cleanup import CleanupResult, clean_up
 from rubberband.cloud.ray_head.instance import lock
-from rubberband.commands.cloud import cleanup as cleanup_command
+from rubberband.commands.care import cleanup as cleanup_command
 from tests.builders.fake_ec2 import Killed, World
 from tests.ec2 import Fault
 

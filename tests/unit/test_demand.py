@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rubberband.api.experiments.demand import demand
 from rubberband.api.experiments.sharing import DECIDE_EVERY_S, KEPT_S, Lender, Member, Sharing
 from rubberband.api.settings import SharedPool
 from rubberband.api.store import Store
@@ -30,7 +31,6 @@ from rubberband.executor import (
     JournalFollower,
     Started,
 )
-from rubberband.executor.core.demand import demand
 from rubberband.planner.sharing import Autoscaling
 from rubberband.states import ExperimentState
 from rubberband.values.profile import Spread

@@ -12,8 +12,9 @@ import yaml
 
 from rubberband.api.plans.process import Question, planned, question_of, serve
 from rubberband.api.problems import PROFILE_MISSING, REFUSED, HttpProblem
+from rubberband.cloud.provider import ClusterNode
 from rubberband.cloud.ray_cluster import view
-from rubberband.cloud.ray_cluster.view import ClusterNode, ClusterView
+from rubberband.cloud.ray_cluster.view import ClusterView
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas
 from rubberband.planning.prices_and_quotas import answer
 from rubberband.spec.experiment import Experiment

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from rubberband.cloud.offers import offer
-from rubberband.cloud.provider import ClusterRequest
+from rubberband.cloud.provider import Bundle, ClusterNode, ClusterRequest
 from rubberband.cloud.ray_cluster import provider as module
 from rubberband.cloud.ray_cluster.provider import QUEUE_S, WAIT_S, RayClusterProvider
-from rubberband.cloud.ray_cluster.view import Bundle, ClusterNode, ClusterView, share
+from rubberband.cloud.ray_cluster.view import ClusterView, share
 from rubberband.spec.resources import Resources
 
 GPU: Bundle = {"GPU": 1.0, "CPU": 1.0}

@@ -13,8 +13,9 @@ import pytest
 from ray._private.services import get_node_ip_address
 
 from rubberband.cloud.offers import offer
+from rubberband.cloud.provider import ClusterNode
 from rubberband.cloud.ray_cluster import view
-from rubberband.cloud.ray_cluster.view import ClusterNode, ClusterView, require_versions, share
+from rubberband.cloud.ray_cluster.view import ClusterView, require_versions, share
 from rubberband.errors import InputError
 from rubberband.executor.result.batch_history import copied
 from rubberband.planning.clusters import on_cluster
@@ -244,7 +245,7 @@ def test_a_plan_has_the_time_until_nodes_join_as_it_is_given_seen_or_assumed(
     assert (value, basis) == ("2m", "default")
     assert "takes 2m, which is assumed" in note
     for _ in range(3):
-        record_join(tmp_path, "head:6379", 45.0)
+        record_join(tmp_path, "10.0.0.5:6379", 45.0)
     value, basis, (note,) = provisioning(max_instances=3)
     assert (value, basis) == ("45s", "measured")
     assert "takes 45s, as the last 3 nodes did" in note

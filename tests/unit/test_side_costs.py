@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from rubberband.cloud.aws.extras import side_costs, side_prices
-from rubberband.cloud.aws.prices import LiveTable
 from rubberband.cloud.aws.quotes import side_facts, with_side_facts
-from rubberband.cloud.catalogue import SideFacts, catalogue
+from rubberband.cloud.catalogue import LiveTable, SideFacts, catalogue
 from rubberband.cloud.offers import offer
 from rubberband.executor import Controller, bill_lines, bill_usd, replay, summarise
 from rubberband.planner.estimates import estimate_plan

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rubberband.cloud.aws.prices import LiveTable
-from rubberband.cloud.catalogue import InstanceType, Live, is_cpu_type
+from rubberband.cloud.catalogue import InstanceType, Live, LiveTable, is_cpu_type
 from rubberband.errors import InputError
 from rubberband.units import near, nearest, shown
 from rubberband.views.formatting import usd
