@@ -28,7 +28,7 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder, without_pool
 from rubberband.states import ExperimentState
 from rubberband.units import MONEY_SLACK_USD, format_usd, parse_deadline
-from rubberband.values.kinds import KINDS
+from rubberband.values.kinds import kind_in
 from rubberband.values.submission import Submission
 
 # Which experiments may start, resume or restart automatically, by the settings of now.
@@ -59,8 +59,7 @@ def loses_profile(row: Submission) -> bool:
 
     The cost of an interrupted measurement is unknown, so a second one could exceed max_cost.
     """
-    provider = KINDS.get(row.words.get("resources", {}).get("provider", ""))
-    return bool(row.attempt) and provider is not None and provider.is_rented and row.words.get("profile") is None
+    return bool(row.attempt) and kind_in(row.words).is_rented and row.words.get("profile") is None
 
 
 def limited(row: Submission) -> bool:

@@ -26,7 +26,7 @@ from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.run.follower import JournalFollower, at_work
 from rubberband.executor.run.notices import notice_refusal
 from rubberband.states import AT_WORK, ExperimentState
-from rubberband.values.kinds import KINDS
+from rubberband.values.kinds import kind_in
 from rubberband.values.submission import Submission
 from rubberband.views.formatting import printable
 
@@ -414,8 +414,7 @@ class Watcher:
     def _refuse(self, row: Submission, state: ExperimentState, reason: str) -> None:
         """Record that it does not start, and send the operator a notice."""
         if self._change(row, state, reason) and self._settings.notify:
-            kind = KINDS.get(row.words.get("resources", {}).get("provider", ""))
-            is_rehearsal = kind is not None and kind.is_simulated
+            is_rehearsal = kind_in(row.words).is_simulated
             notice_refusal(row.name, state, reason, self._settings.notify, is_rehearsal=is_rehearsal)
 
     def _change(

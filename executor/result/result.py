@@ -39,7 +39,7 @@ from rubberband.executor.sampling import Seeds, configurations
 from rubberband.units import counted, format_usd, in_unit
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.asynchronous import AsyncUse
-from rubberband.values.kinds import KINDS
+from rubberband.values.kinds import KINDS, NOT_INSTALLED
 from rubberband.values.offer import BillLine, Place, Unit
 from rubberband.values.plan import Market
 
@@ -331,7 +331,7 @@ class Result:
     @property
     def is_simulated(self) -> bool:
         """Whether it was a rehearsal, whose clock has no time of day."""
-        return self.provider in KINDS and KINDS[self.provider].is_simulated
+        return KINDS.get(self.provider, NOT_INSTALLED).is_simulated
 
     @property
     def place(self) -> Place:
@@ -398,8 +398,7 @@ class Result:
 
         On a Ray cluster with a price, that is the user's own rate.
         """
-        kind = KINDS.get(self.provider)
-        return kind is None or kind.is_rented or (kind.is_borrowed and self.unit == "USD")
+        return KINDS.get(self.provider, NOT_INSTALLED).is_charged(self.unit)
 
     def to_dataframe(self, *, reports: bool = False) -> pandas.DataFrame:
         """Return a pandas data frame with a row for each trial, or with `reports` for each report of each trial.

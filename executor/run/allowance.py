@@ -33,7 +33,7 @@ from rubberband.spec.loading import load_policy
 from rubberband.spec.pool import PoolFile, PoolFolder
 from rubberband.spec.resources import Resources
 from rubberband.units import MONEY_SLACK_USD, format_usd, month_begin, month_end, shown
-from rubberband.values.kinds import KINDS
+from rubberband.values.kinds import kind_in
 from rubberband.values.offer import Offer
 from rubberband.values.submission import Summary
 
@@ -64,7 +64,7 @@ def require_runnable(
 def require_rate(experiment: Experiment, home: Path, table: Table | None) -> None:
     """Raise InputError where the policy does not allow all instances of an experiment at the live prices of `table`."""
     resources = experiment.resources
-    if resources.kind.is_rented and resources.pool is None and (policy := load_policy(home)) is not None:
+    if resources.rents and (policy := load_policy(home)) is not None:
         _require_rate(policy, resources, table)
 
 
@@ -95,7 +95,7 @@ def require_going_on(
     `max_cost_usd` is the limit of its whole bill from now on. Without `goes_on` it is only given that.
     """
     words, name = follower.header.setup["experiment"], follower.header.name
-    if not is_rented(words):
+    if not kind_in(words).is_rented:
         return
     resources = Experiment.kept(words).resources
     if max_cost_usd is None and resources.pool is None and not no_cap:
@@ -276,10 +276,9 @@ def committed_usd(
     )
 
 
-def is_rented(words: Mapping[str, Any]) -> bool:
-    """Whether the instances of an experiment, in the words of a journal, are rented."""
-    kind = KINDS.get(words.get("resources", {}).get("provider", ""))
-    return kind is not None and kind.is_rented
+def _rents(words: Mapping[str, Any]) -> bool:
+    """Return whether the instances of an experiment, in the words of a journal, are on no pool's bill."""
+    return kind_in(words).is_rented and words["resources"].get("pool") is None
 
 
 def _this_month_usd(summary: Summary, now: float) -> float:
@@ -293,8 +292,8 @@ def _experiment_usd(folder: ExperimentFolder, now: float) -> float:
     try:
         with closing(JournalFollower(folder)) as follower:
             words = follower.header.setup["experiment"]
-            if not is_rented(words) or words["resources"].get("pool") is not None:
-                return 0.0  # a pool's bill has it
+            if not _rents(words):
+                return 0.0
             follower.refresh(live=busy)
             summary, most_usd = follower.summary(), follower.max_cost_usd
     except DamagedJournalError as error:
@@ -302,7 +301,7 @@ def _experiment_usd(folder: ExperimentFolder, now: float) -> float:
         if left is None:
             why = f"the cost of {folder.name} is not known ({error})"
             raise _beyond("max_usd_per_month", why, f"move {folder.path} away") from None
-        if not is_rented(left.header.setup["experiment"]):
+        if not kind_in(left.header.setup["experiment"]).is_rented:
             return 0.0
         summary, most_usd = summary_of(left.header, left.controller, left.controller.state.now), None
     spent_usd = _this_month_usd(summary, now)
@@ -340,8 +339,7 @@ def _pool_usd(folder: PoolFolder, now: float) -> float:
 
 def spent_this_month_usd(follower: JournalFollower) -> float:
     """Return what the home has spent on an experiment this month; 0 if it rents nothing, or a pool's bill has it."""
-    words = follower.header.setup["experiment"]
-    if not is_rented(words) or words["resources"].get("pool") is not None:
+    if not _rents(follower.header.setup["experiment"]):
         return 0.0
     return _this_month_usd(follower.summary(), time.time())
 
@@ -371,7 +369,7 @@ def pledged(experiment: Experiment, folder: ExperimentFolder) -> Iterator[Pledge
     meanwhile.
     """
     resources, held = experiment.resources, Pledge()
-    if not resources.kind.is_rented or resources.pool is not None:
+    if not resources.rents:
         yield held
         return
     note = _Note(folder.home / _SPENDING / f"{folder.name}.{secrets.token_hex(4)}.json")

@@ -182,8 +182,8 @@ class JournalFollower:
 
     @property
     def present(self) -> float:
-        """Now, by the experiment's clock, also without a driver."""
-        return self._clock()
+        """Now, by the experiment's clock, also without a driver; that of a rehearsal stands still then."""
+        return self.controller.state.now if self.header.kind.is_simulated else self._clock()
 
     def summary(self) -> Summary:
         """Return its row in a list."""
@@ -226,7 +226,7 @@ class JournalFollower:
         with self._lock:
             controller = self._as_asked()
             state = copy.deepcopy(controller.state)
-            now = self.now if self.header.kind.is_simulated else self.present
+            now = self.present
         # Planning may take long, and must not block other threads.
         limited = {"deadline_s": limits.deadline_s, "max_cost_usd": limits.max_cost_usd}
         return extension(state, now, driven=driven, **limited)
@@ -271,7 +271,7 @@ class JournalFollower:
 
         with self._lock:
             controller = self._as_asked()
-            job, now = controller.job, self.now if self.header.kind.is_simulated else self.present
+            job, now = controller.job, self.present
             expected = forecast(resumed(controller.state, now), now)
             cost_usd = expected.cost_usd if job.max_cost_usd is None else min(expected.cost_usd, job.max_cost_usd)
             return Forecast(jct_s=expected.jct_s, cost_usd=profiling_usd(self.header) + cost_usd)

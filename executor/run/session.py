@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast
 
-from rubberband.cloud.catalogue import BootTimeouts, boot_timeouts, types_of
+from rubberband.cloud.catalogue import boot_timeouts, types_of
 from rubberband.cloud.offers import offers
 from rubberband.cloud.provider import BorrowedProvider, ClusterProvider, ClusterRequest
 from rubberband.cloud.virtual import VirtualClock
@@ -302,7 +302,8 @@ def make_ray_backend(
 
     assert spec.entrypoint is not None, "the edge asks for an entry point"
     code = pack(spec.entrypoint.search_path) if spec.kind.is_elsewhere else None
-    limits = _boot_timeouts(spec, offer) if spec.kind.is_rented else None
+    resources = spec.experiment.resources
+    limits = boot_timeouts(types_of(resources), resources.init_delay_s) if spec.kind.is_rented else None
     provider = open_cluster(folder, spec, offer, rental)
     node_probe = None
     if spec.kind.is_borrowed:
@@ -342,12 +343,6 @@ def _slots_on_machine(spec: RunSpec, offer: Offer, provider: ClusterProvider) ->
     if spec.pool is None:
         return offer.slots
     return int(PoolFolder(path=Path(spec.pool)).read()["gpus_per_instance"]) * offer.trials_per_gpu
-
-
-def _boot_timeouts(spec: RunSpec, offer: Offer) -> BootTimeouts:
-    """Return the limits of the slowest type that may be rented."""
-    resources = spec.experiment.resources
-    return boot_timeouts({offer.instance_type, *types_of(resources)}, resources.init_delay_s)
 
 
 def open_cluster(folder: ExperimentFolder, spec: RunSpec, offer: Offer, rental: Rental) -> ClusterProvider:

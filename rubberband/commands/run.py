@@ -179,10 +179,11 @@ def resume(
 def _require_money(folder: ExperimentFolder, *, no_cap: bool, yes: bool) -> None:
     """Raise InputError or InfeasibleError where the rest of an experiment may not be paid for, and ask for it."""
     from rubberband.executor.journal.reading import explaining
-    from rubberband.executor.run.allowance import is_rented, require_going_on
+    from rubberband.executor.run.allowance import require_going_on
     from rubberband.executor.run.follower import JournalFollower
     from rubberband.planning.month_cap import require_money
     from rubberband.running.run import bound_of
+    from rubberband.values.kinds import kind_in
 
     if not folder.exists:
         return
@@ -192,7 +193,7 @@ def _require_money(folder: ExperimentFolder, *, no_cap: bool, yes: bool) -> None
             return
         require_going_on(follower, folder.home, max_cost_usd=follower.max_cost_usd, no_cap=no_cap)
         words = follower.header.setup["experiment"]
-        path, rented = words.get("resources", {}).get("pool"), is_rented(words)
+        path, rented = words.get("resources", {}).get("pool"), kind_in(words).is_rented
         if path is None and not rented:
             return
         spent, whole = follower.summary(), follower.resumed()

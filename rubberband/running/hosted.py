@@ -31,7 +31,7 @@ from rubberband.executor.journal.hosting import (
     write_mark,
 )
 from rubberband.interrupts import ENDS, AtOnce
-from rubberband.values.kinds import KINDS
+from rubberband.values.kinds import kind_in
 
 if TYPE_CHECKING:
     from rubberband.executor.journal.journal import Header
@@ -110,8 +110,7 @@ def run_patiently(folder: ExperimentFolder, order: HostedRun, wait_for: Callable
 
 
 def _rents_a_profile(order: HostedRun) -> bool:
-    provider = KINDS.get(order.words.get("resources", {}).get("provider", ""))
-    return not order.resume and provider is not None and provider.is_rented and not order.words.get("profile")
+    return not order.resume and kind_in(order.words).is_rented and not order.words.get("profile")
 
 
 def _run(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str], None]) -> Result:
@@ -135,13 +134,11 @@ def _begun(folder: ExperimentFolder, order: HostedRun) -> Result:
     from rubberband.spec.pool import on_pool
 
     words = order.words
-    provider = KINDS.get(words.get("resources", {}).get("provider", ""))
-    is_rehearsal = provider is not None and provider.is_simulated
-    with noticed_start(folder, (), os.environ, is_rehearsal=is_rehearsal):
+    with noticed_start(folder, (), os.environ, is_rehearsal=kind_in(words).is_simulated):
         if order.pool is not None:
             words = on_pool({**words, "resources": {**words.get("resources", {}), "pool": order.pool}}, folder.home)
         experiment = Experiment.kept(words)
-        if not is_rehearsal:
+        if not experiment.resources.kind.is_simulated:
             with experiment.resources.environment(os.environ).within():
                 _require_own(experiment.entrypoint, order)
     options = RunOptions(

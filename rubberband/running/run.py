@@ -68,7 +68,7 @@ def job_of(found: PlannedExperiment, spent: Spent) -> Job:
     """Return the job of an experiment that starts now. Raises InfeasibleError if no plan keeps its limits."""
     chosen, experiment, problem = found.job, found.experiment, found.estimate.problem
     constraints, resources = problem.constraints, experiment.resources
-    kind, boots = resources.kind, resources.kind.is_rented and resources.pool is None  # a pool boots its own
+    kind = resources.kind
     assert problem.reserve is not None, "the candidates of an experiment have one"
     brackets = brackets_of(experiment.brackets(), [lane.brackets for lane in chosen.lanes])
     return Job(
@@ -94,7 +94,7 @@ def job_of(found: PlannedExperiment, spent: Spent) -> Job:
         confidence=constraints.confidence,
         highest_price_usd_per_hour=problem.reserve.highest_price_usd_per_hour,
         lease_s=None if kind.is_simulated else resources.lease_length_s,
-        boot_lease_s=boot_timeouts(types_of(resources), resources.init_delay_s).lease_s if boots else None,
+        boot_lease_s=boot_timeouts(types_of(resources), resources.init_delay_s).lease_s if resources.rents else None,
         start_attempts=START_ATTEMPTS,
         hung_replacements=HUNG_REPLACEMENTS,
         draws=experiment.search.sampler.learns,

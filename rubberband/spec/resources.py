@@ -371,6 +371,11 @@ class Resources(Words):
         return KINDS[self.provider]
 
     @property
+    def rents(self) -> bool:
+        """Whether instances are rented for this experiment: a pool's are rented for the pool."""
+        return self.kind.is_rented and self.pool is None
+
+    @property
     def is_free(self) -> bool:
         """Whether instances cost nothing where no price is given: this machine's, and those of its rehearsal."""
         is_typed = self.instance_type is not None or self.instance_types is not None

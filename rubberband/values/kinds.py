@@ -109,6 +109,10 @@ class ProviderKind:
         """Whether an instance costs nothing unless the file has a price."""
         return self.is_this_machine or self.is_borrowed
 
+    def is_charged(self, unit: str) -> bool:
+        """Return whether instances are paid for, and not only metered; a Ray cluster's price is the user's own rate."""
+        return self.is_rented or (self.is_borrowed and unit == "USD")
+
 
 _CATALOGUE = "rubberband.cloud.catalogue:usual_table"
 
@@ -202,6 +206,11 @@ class _Providers(Mapping[str, ProviderKind]):
 
 KINDS: Mapping[str, ProviderKind] = _Providers()
 """Provider, as experiment files and journals name it -> its kind."""
+
+
+def kind_in(words: Mapping[str, Any]) -> ProviderKind:
+    """Return the kind of the provider that an experiment's words name; NOT_INSTALLED if its package is not there."""
+    return KINDS.get(words.get("resources", {}).get("provider", "local"), NOT_INSTALLED)
 
 
 def known_provider(name: str) -> str:

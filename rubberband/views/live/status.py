@@ -10,7 +10,7 @@ from typing import Any
 
 from rubberband.states import EXPLAINED
 from rubberband.units import counted, duration
-from rubberband.values.kinds import KINDS
+from rubberband.values.kinds import KINDS, NOT_INSTALLED, ProviderKind
 from rubberband.views.formatting import TextTable, ends, number, printable, usd, usd_decimals
 from rubberband.views.story import cells, stage_of
 
@@ -77,8 +77,7 @@ def _time(view: Mapping[str, Any]) -> str:
         parts.append(f" of {duration(summary['deadline_s'])} (deadline)")
     if view["state"] == "running" and summary["forecast_jct_s"] is not None:
         ends_s = max(summary["forecast_jct_s"], summary["jct_s"])
-        kind = KINDS.get(view.get("provider") or "")
-        at = None if kind is not None and kind.is_simulated else summary["started_at"] + ends_s
+        at = None if _kind(view).is_simulated else summary["started_at"] + ends_s
         parts.append(f"; {ends(at, ends_s - summary['jct_s'])}")
     if slack_s is not None and view["state"] in _HEADED_FOR_ITS_END:
         parts.append(f", {duration(abs(slack_s))} {'to spare' if slack_s >= 0 else 'late'}")
@@ -104,9 +103,11 @@ def _cost(summary: Mapping[str, Any]) -> str:
 
 def _charged(view: Mapping[str, Any]) -> str:
     """Return that the cost is only metered, if it is: on this machine, in a virtual run, or without a price."""
-    kind = KINDS.get(view.get("provider") or "")
-    at_a_rate = kind is not None and kind.is_borrowed and view["summary"].get("unit") == "USD"
-    return "" if kind is None or kind.is_rented or at_a_rate else "; nothing is charged"
+    return "" if _kind(view).is_charged(view["summary"].get("unit")) else "; nothing is charged"
+
+
+def _kind(view: Mapping[str, Any]) -> ProviderKind:
+    return KINDS.get(view.get("provider") or "", NOT_INSTALLED)
 
 
 def _progress(summary: Mapping[str, Any]) -> str:
