@@ -289,7 +289,8 @@ class ClusterRequest:
 
     experiment: str
     run: str
-    """Made once for each experiment: others of the same name have another one."""
+    """Made once for each experiment: others of the same name have another one. Empty: that of the records in
+    `directory`, or a new one."""
     directory: Path
     """Folder of the provider's records, which may not exist. A driver that resumes is given the same."""
     home: Path

@@ -1,13 +1,14 @@
 """EC2 as a provider: instances that join the driver's Ray head, with known prices and a certain end.
 
 Each request is written below `directory` before it is made (see `intents`); EC2 shows what exists (see `fleet`). The
-head makes sure that one driver at a time holds a directory. `open_provider` puts it together.
+head makes sure that one driver at a time holds a directory. `open_cluster` puts it together.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import secrets
 import threading
 import time
 from collections import defaultdict
@@ -21,11 +22,11 @@ from rubberband.cloud.aws.client import account_of, open_session, type_facts
 from rubberband.cloud.aws.errors import FAILURES, in_one_line
 from rubberband.cloud.aws.fleet import LOOK_S, PATIENCE_S, Ec2Fleet
 from rubberband.cloud.aws.guards import Schedules
-from rubberband.cloud.aws.intents import Intent, Intents, Run
+from rubberband.cloud.aws.intents import Intent, Intents, Run, runs_in
 from rubberband.cloud.aws.launching import AT_ONCE, LEAST_LEASE_S, Gathering, Launcher, LaunchOrder
 from rubberband.cloud.aws.network import OwnInstance, own_address, own_place
 from rubberband.cloud.aws.prices import live_table
-from rubberband.cloud.catalogue import Table, reach_s, types_of
+from rubberband.cloud.catalogue import reach_s, types_of
 from rubberband.cloud.offers import fallback_offers
 from rubberband.cloud.provider import INSTANCE_LABEL, ClusterRequest, Head, InstanceDescription
 from rubberband.cloud.ray_head.ray_node import RayHead
@@ -272,49 +273,16 @@ instances are machines without GPUs."""
 _DEVICES: Mapping[str, Literal["cpu", "cuda"]] = {"cpu": "cpu", "cuda": "cuda"}
 
 
-def open_cluster(request: ClusterRequest) -> AwsProvider:
-    """Return the provider of a run; see `open_provider`."""
-    resources = request.resources
-    return open_provider(
-        request.experiment,
-        request.directory,
-        resources,
-        request.offer,
-        run=request.run,
-        highest_price_usd_per_hour=request.highest_price_usd_per_hour,
-        speeds=request.speeds,
-        table=live_table(resources, request.home) if len(types_of(resources)) > 1 else None,
-        not_before=request.not_before,
-        together=request.largest_gang > request.offer.gpus,
-        hash_seed=request.hash_seed,
-    )
-
-
-def open_provider(
-    name: str,
-    directory: Path,
-    resources: Resources,
-    offer: Offer,
-    *,
-    run: str,
-    session: AwsSession | None = None,
-    highest_price_usd_per_hour: float | None = None,
-    speeds: Mapping[str, float] | None = None,
-    table: Table | None = None,
-    environment: Mapping[str, str] = os.environ,
-    not_before: float = 0.0,
-    together: bool = False,
-    hash_seed: str = "0",
+def open_cluster(
+    request: ClusterRequest, *, session: AwsSession | None = None, environment: Mapping[str, str] = os.environ
 ) -> AwsProvider:
-    """Open EC2 for one run of the experiment `name`, which keeps its records in `directory`.
+    """Open EC2 for one run of an experiment.
 
-    If `offer`'s type is sold out, the experiment's other types are used (see `fallback_offers`) that cost no more than
-    `highest_price_usd_per_hour` (None: than the offer); `table` has their prices. `together`: trials may span
-    instances, so all of them must be in one zone.
-
-    Raises InputError for a problem in the account or on this machine, with the remedy; ProviderError if another driver
-    holds the directory.
+    If the offer's type is sold out, the experiment's other types are used (see `fallback_offers`), up to the request's
+    price. Raises InputError for a problem in the account or on this machine, with the remedy; ProviderError if another
+    driver holds the directory.
     """
+    resources, offer, speeds = request.resources, request.offer, request.speeds
     check_lease(resources)
     session = session or open_session(resources.region)
     place, role, lease_s = own_place(), resources.aws.guard_role, resources.lease_length_s
@@ -327,27 +295,35 @@ def open_provider(
         checkpoints=resources.checkpoints,
         place=place,
         device=device,
-        hash_seed=hash_seed,
+        hash_seed=request.hash_seed,
     )
-    limit_usd = max(offer.price_usd_per_hour, highest_price_usd_per_hour or 0.0)
+    limit_usd = max(offer.price_usd_per_hour, request.highest_price_usd_per_hour or 0.0)
+    table = live_table(resources, request.home) if len(types_of(resources)) > 1 else None
     others = fallback_offers(resources, offer, speeds=speeds, table=table, environment=environment)
-    head = RayHead(name, directory, host=host, lease_s=lease_s, not_before=not_before)
+    head = RayHead(request.experiment, request.directory, host=host, lease_s=lease_s, not_before=request.not_before)
     return AwsProvider(
-        name,
-        directory,
+        request.experiment,
+        request.directory,
         session,
         machines,
         head,
-        run=run,
-        offers=[offer, *_suitable(session, offer, others, speeds or {}, limit_usd)],
+        run=request.run or _latest_run(request.directory, resources),
+        offers=[offer, *_suitable(session, offer, others, speeds, limit_usd)],
         gpus=offer.gpus,
         lease_s=lease_s,
         device=device,
         guards=None if role is None else Schedules(session, role, clock=head.clock),
         clock=head.clock,
-        together=together,
+        together=request.largest_gang > offer.gpus,
         account=_account(session),
     )
+
+
+def _latest_run(directory: Path, resources: Resources) -> str:
+    """Return the run whose instances the directory has, or a new one: brokers of one pool are one run."""
+    place = (resources.region, resources.aws.owner)
+    runs = [known.run for known in runs_in(directory) if (known.region, known.owner) == place]
+    return runs[0] if runs else secrets.token_hex(6)
 
 
 def _account(session: AwsSession) -> str:

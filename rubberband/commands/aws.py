@@ -136,23 +136,17 @@ def check(
 
 def _checked(file: Path, home: Path) -> list[str]:
     """Return the notes of the checks before a run. Raises InputError for the first problem."""
-    from rubberband.cloud.aws.calls import open_aws
-    from rubberband.cloud.aws.preflight import preflight
-    from rubberband.cloud.aws.prices import live_table
-    from rubberband.cloud.offers import offers
     from rubberband.executor.run.allowance import require_rate, require_runnable
+    from rubberband.planning.prices_and_quotas import cloud_prices_and_quotas
     from rubberband.spec.loading import load_experiment
 
-    experiment = load_experiment(file)
+    experiment, notes = load_experiment(file), list[str]()
     resources = experiment.resources
     if resources.provider != "aws":
         raise InputError(f"resources.provider: {resources.provider} rents nothing; write provider: aws")
     require_runnable(experiment, home)
-    session = open_aws(resources.region)
-    table = live_table(resources, home, session=session)
-    require_rate(experiment, home, table)
-    found = offers(resources, table=table)
-    return [*table.notes, *preflight(resources, found, session=session, on_head=False)]
+    require_rate(experiment, home, cloud_prices_and_quotas(experiment, home, notes.append, on_head=False).table)
+    return notes
 
 
 @aws.command()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import logging
 import math
-import secrets
 import signal
 import sys
 import threading
@@ -21,7 +20,7 @@ from rubberband.cloud.local.gpus import free_gpus, gpus_to_share
 from rubberband.cloud.offers import offer
 from rubberband.cloud.pool import FileJournal, Pool, PoolLimits, PoolServer, RemotePool
 from rubberband.cloud.pool.broker import Broker
-from rubberband.cloud.provider import INSTANCE_LABEL, ClusterProvider, Head, InstanceDescription
+from rubberband.cloud.provider import INSTANCE_LABEL, ClusterProvider, ClusterRequest, Head, InstanceDescription
 from rubberband.errors import InputError, ProviderError, RubberbandError
 from rubberband.executor.ray import connection
 from rubberband.executor.ray.connection import Connection, RemoteAgent
@@ -237,15 +236,18 @@ def _machines(pool: PoolFile, folder: PoolFolder, offered: Offer) -> ClusterProv
             slots_on_machine=offered.gpus * offered.max_instances,
             not_before=not_before,
         )
-    from rubberband.cloud.aws.intents import runs_in
-    from rubberband.cloud.aws.provider import open_provider
     from rubberband.running.pool import LeasedProvider
 
-    # Brokers of one pool are one run on EC2, so that a new one finds the instances of the last.
-    place = (pool.region, pool.aws.owner)
-    runs = [known.run for known in runs_in(folder.machines) if (known.region, known.owner) == place]
-    run = runs[0] if runs else secrets.token_hex(6)
-    cluster = open_provider(pool.name, folder.machines, resources, offered, run=run, not_before=not_before)
+    request = ClusterRequest(
+        experiment=pool.name,
+        run="",
+        directory=folder.machines,
+        home=folder.path.parent.parent,
+        resources=resources,
+        offer=offered,
+        not_before=not_before,
+    )
+    cluster = part_of(pool.provider, "open_cluster")(request)
     lease_s = resources.lease_length_s
     return LeasedProvider(
         cluster,

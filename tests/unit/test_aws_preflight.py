@@ -14,9 +14,9 @@ from rubberband.cloud import offers
 from rubberband.cloud.aws import client
 from rubberband.cloud.aws.calls import open_aws
 from rubberband.cloud.aws.preflight import check_clock, check_store, file_system, preflight
-from rubberband.cloud.aws.provider import AwsProvider, open_provider
+from rubberband.cloud.aws.provider import AwsProvider, open_cluster
 from rubberband.cloud.offers import fallback_offers
-from rubberband.cloud.provider import Head
+from rubberband.cloud.provider import ClusterRequest, Head
 from rubberband.cloud.ray_head.ray_node import RayHead
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.loading import load_experiment
@@ -311,8 +311,16 @@ def opened(fake: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     def opened(words: Resources, environment: dict[str, str] | None = None, **more: Any) -> AwsProvider:
         offer = offers.offer(words, instance_type="g5.xlarge")
         session = fake.session("driver")
-        more |= {"session": session, "environment": environment or {}}
-        providers.append(open_provider("digits", tmp_path / "local", words, offer, run="r", **more))
+        request = ClusterRequest(
+            experiment="digits",
+            run="r",
+            directory=tmp_path / "local",
+            home=tmp_path,
+            resources=words,
+            offer=offer,
+            **more,
+        )
+        providers.append(open_cluster(request, session=session, environment=environment or {}))
         return providers[-1]
 
     yield opened
