@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Literal
 
 from rubberband.cloud.catalogue import (
     InstanceType,
@@ -104,28 +105,38 @@ def fallback_offers(
     return [price for *_, price in sorted(found, key=lambda one: one[:2])]
 
 
-def price_source(resources: Resources, instance_type: str, *, table: Table | None = None) -> str:
-    """Return the source of a type's on-demand price, for a report: the file, or the table (see `row_source`)."""
+PriceBasis = Literal["given", "live", "default"]
+"""A price is the file's, the cloud's of today, or the table's."""
+
+
+def price_source(resources: Resources, instance_type: str, *, table: Table | None = None) -> tuple[PriceBasis, str]:
+    """Return the source of a type's on-demand price, also for a report (see `row_source`)."""
     row = table_of(resources, table=table).get(instance_type)
     if resources.price_usd_per_hour is not None:
-        return "the file"
+        return "given", "the file"
     if row is None:
-        return "free of charge"
+        return "default", "free of charge"
+    basis: PriceBasis = "default" if row.live_in(resources.region).on_demand_at is None else "live"
     if resources.provider not in OWN and resources.catalogue is None:
-        return f"provider {resources.provider}"
-    return row_source(row, resources.region)
+        return basis, _cloud(resources)
+    return basis, row_source(row, resources.region)
 
 
-def spot_source(resources: Resources, instance_type: str, *, table: Table | None = None) -> str:
-    """Return the source of a type's spot price, for a report: the file, AWS with zone and time, or the table."""
+def spot_source(resources: Resources, instance_type: str, *, table: Table | None = None) -> tuple[PriceBasis, str]:
+    """Return the source of a type's spot price, also for a report: the cloud's has zone and time."""
     row = table_of(resources, table=table).get(instance_type)
     live = row.live_in(resources.region) if row is not None else Live()
     if resources.spot.price_usd_per_hour is not None:
-        return "the file"
+        return "given", "the file"
     if not live.spot_usd_per_hour or live.spot_at is None:
-        return "the catalogue, indicative"
+        return "default", "the catalogue, indicative"
     zone = min(live.spot_usd_per_hour, key=lambda zone: live.spot_usd_per_hour[zone])
-    return f"AWS, {zone} (the lowest of {len(live.spot_usd_per_hour)} zones), {instant(live.spot_at)}"
+    of_zones = f"{zone} (the lowest of {len(live.spot_usd_per_hour)} zones)"
+    return "live", f"{_cloud(resources)}, {of_zones}, {instant(live.spot_at)}"
+
+
+def _cloud(resources: Resources) -> str:
+    return "AWS" if resources.provider in OWN else f"provider {resources.provider}"
 
 
 def _profile_of(profiles: Profile | Mapping[str, Profile] | None, name: str) -> Profile | None:
@@ -265,7 +276,8 @@ def _price_usd_per_hour(resources: Resources, name: str, row: InstanceType | Non
     if not row.live_in(resources.region).offered:
         others = _others(resources.region, row, table)
         raise InputError(
-            f"resources.instance_type: AWS has no {name} in {resources.region}; choose another type or region{others}"
+            f"resources.instance_type: {_cloud(resources)} has no {name} in {resources.region}; choose another type or "
+            f"region{others}"
         )
     if resources.region not in row.prices_usd_per_hour:
         known = ", ".join(row.prices_usd_per_hour) or "no region"
@@ -298,8 +310,8 @@ def _spot(resources: Resources, name: str, row: InstanceType | None, on_demand: 
     if price_usd_per_hour is None:
         if row is not None and row.live_in(resources.region).spot_at is not None:
             raise InputError(
-                f"resources.market: AWS has no {name} on spot in {resources.region}; set market: on_demand, give "
-                "resources.spot.price_per_hour, or choose another type or region"
+                f"resources.market: {_cloud(resources)} has no {name} on spot in {resources.region}; set market: "
+                "on_demand, give resources.spot.price_per_hour, or choose another type or region"
             )
         if row is None or row.spot_share is None:
             raise InputError(

@@ -151,8 +151,8 @@ def _bases(
         "noise of trials": profiled if profile.varies or _tells_noise(experiment, instance_type) else "default",
         "provisioning of an instance": _delay(resources.provision_delay, profile.provision_delay_s, profiled),
         "initialising of an instance": _delay(resources.init_delay, profile.init_delay_s, profiled),
-        "price of an instance": _price(price_source(resources, instance_type, table=table)),
-        "price of a spot instance": _price(spot_source(resources, instance_type, table=table)),
+        "price of an instance": price_source(resources, instance_type, table=table)[0],
+        "price of a spot instance": spot_source(resources, instance_type, table=table)[0],
     }
     if "provision_delay" in seen:
         found["provisioning of an instance"] = "measured" if is_measured else "default"
@@ -168,15 +168,16 @@ def _bases(
 def _notes(experiment: Experiment, problem: Problem, table: Table | None) -> list[str]:
     """Return remarks on the sources of prices, on the batches, and on the profile."""
     resources, offer, name = experiment.resources, problem.offer, problem.offer.instance_type
-    source = price_source(resources, name, table=table)
+    basis, source = price_source(resources, name, table=table)
     notes = []
     if source == "free of charge":
         notes.append(f"price: {name} is {source}.")
-    elif source.startswith("AWS"):
+    elif basis == "live":
         notes.append(f"price: that of {name} is from {source}.")
-    elif source != "the file":
+    elif basis == "default":
         notes.append(f"price: that of {name} is from {source}; check it, or write resources.price_per_hour.")
-    if offer.spot is not None and (spot := spot_source(resources, name, table=table)).startswith("AWS"):
+    spot_basis, spot = spot_source(resources, name, table=table)
+    if offer.spot is not None and spot_basis == "live":
         notes.append(f"price on spot: that of {name} is from {spot}.")
     if table is not None and _asks_head_price(resources, offer, table):
         head = resources.aws.head_instance_type
@@ -187,12 +188,6 @@ def _notes(experiment: Experiment, problem: Problem, table: Table | None) -> lis
 def _asks_head_price(resources: Resources, offer: Offer, table: Table | None) -> bool:
     """Return whether the price of the head is the cloud's, not the file's."""
     return table is not None and offer.head_price_usd_per_hour != resources.head_price_usd_per_hour
-
-
-def _price(source: str) -> Basis:
-    if source == "the file":
-        return "given"
-    return "live" if source.startswith("AWS") else "default"
 
 
 def _delay(asked: object, of_profile_s: float | None, profiled: Basis) -> Basis:

@@ -235,11 +235,13 @@ def test_a_table_of_ones_own(tmp_path: Any) -> None:
 
 
 def test_where_a_price_comes_from() -> None:
-    assert price_source(resources(instance_type="p3.8xlarge"), "p3.8xlarge") == "the catalogue of 2026-01-19, us-east-1"
+    assert (
+        price_source(resources(instance_type="p3.8xlarge"), "p3.8xlarge")[1] == "the catalogue of 2026-01-19, us-east-1"
+    )
     europe = resources(instance_type="p3.16xlarge", region="eu-west-1")
-    assert price_source(europe, "p3.16xlarge") == "the catalogue of 2026-01-19, eu-west-1, approximate"
-    assert price_source(resources(instance_type="x", price_per_hour=1), "x") == "the file"
-    assert price_source(Resources(), "local") == "free of charge"
+    assert price_source(europe, "p3.16xlarge")[1] == "the catalogue of 2026-01-19, eu-west-1, approximate"
+    assert price_source(resources(instance_type="x", price_per_hour=1), "x")[1] == "the file"
+    assert price_source(Resources(), "local")[1] == "free of charge"
 
 
 def test_a_table(tmp_path: Path) -> None:

@@ -282,8 +282,8 @@ def test_offers_take_live_prices_also_of_the_head(world: World) -> None:
     assert offer(resources(**words, head_price_per_hour=0), table=table).head_price_usd_per_hour == 0.0
     assert offer(resources(**{**words, "price_per_hour": 7}), table=table).price_usd_per_hour == 7.0
     at = "2027-01-15T08:00Z"
-    assert price_source(resources(**words), "g5.xlarge", table=table) == f"AWS, us-east-1, {at}"
-    assert spot_source(resources(**words), "g5.xlarge", table=table).startswith("AWS, us-east-1")
+    assert price_source(resources(**words), "g5.xlarge", table=table)[1] == f"AWS, us-east-1, {at}"
+    assert spot_source(resources(**words), "g5.xlarge", table=table)[1].startswith("AWS, us-east-1")
     with pytest.raises(InputError, match=r"no spot price of g5.xlarge"):
         offer(resources(**words))
 

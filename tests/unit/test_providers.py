@@ -104,7 +104,7 @@ def test_its_types_have_its_prices(install: Install) -> None:
     assert (offer.gpus, offer.price_usd_per_hour, offer.side_costs) == (4, 5.0, ())
     assert (offer.provision_delay_s, offer.init_delay_s) == (30.0, 60.0)
     assert offers(resources(options={"project": "cheap"}))[0].price_usd_per_hour == 2.5
-    assert price_source(resources(), "big") == "provider acme"
+    assert price_source(resources(), "big")[1] == "provider acme"
     with pytest.raises(InputError, match=r"'p3.8xlarge' is not in the catalogue"):
         offers(resources(instance_type="p3.8xlarge"))
     with pytest.raises(InputError, match=r"provider acme needs one; add it, such as instance_type: big"):
