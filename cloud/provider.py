@@ -134,69 +134,52 @@ class Head:
 
 
 class ClusterProvider(Provider, Protocol):
-    """A provider whose instances are nodes of one Ray cluster, or parts of them."""
+    """A provider whose instances are nodes of one Ray cluster, or parts of them.
 
-    @property
-    def device(self) -> Literal["cpu", "cuda"]:
-        """Device of the trials."""
-        ...
+    One that is derived from it has nodes of its own on other machines, until it says something else.
+    """
 
-    @property
-    def clock(self) -> Callable[[], float]:
-        """Clock of the leases: Unix time that no step of this machine's clock moves."""
-        ...
+    device: Literal["cpu", "cuda"]
+    """Device of the trials."""
+    clock: Callable[[], float]
+    """Clock of the leases: Unix time that no step of this machine's clock moves."""
+    look_s: float
+    """Shortest interval between calls of `describe`, in seconds."""
+    remote: bool = True
+    """Whether instances are other machines, which see neither this one's files nor its leases.
 
-    @property
-    def remote(self) -> bool:
-        """Whether instances are other machines, which see neither this one's files nor its leases.
+    The driver then sends the code, renews leases and receives interruption notices through Ray (see
+    `rubberband.cloud.node`).
+    """
+    is_lent: bool = False
+    """Whether instances are on machines of a pool, whose broker renews the leases of the machines."""
+    is_borrowed: bool = False
+    """Whether the cluster was there before, and stays.
 
-        The driver then sends the code, renews leases and receives interruption notices through Ray (see
-        `rubberband.cloud.node`).
-        """
-        ...
-
-    @property
-    def is_lent(self) -> bool:
-        """Whether instances are on machines of a pool, whose broker renews the leases of the machines."""
-        ...
-
-    @property
-    def is_borrowed(self) -> bool:
-        """Whether the cluster was there before, and stays.
-
-        The driver connects before it launches, and may have been connected; it disconnects after `close`. Ray itself
-        frees what a driver that died had, so that no lease is renewed. An instance is a placement group (`group`).
-        """
-        ...
-
-    @property
-    def node_label(self) -> str:
-        """Return the key of the Ray label by which `node` names nodes: `INSTANCE_LABEL`, or `NODE_LABEL`."""
-        ...
-
-    @property
-    def look_s(self) -> float:
-        """Shortest interval between calls of `describe`, in seconds."""
-        ...
+    The driver connects before it launches, and may have been connected; it disconnects after `close`. Ray itself frees
+    what a driver that died had, so that no lease is renewed. An instance is a placement group (`group`).
+    """
+    node_label: str = INSTANCE_LABEL
+    """Key of the Ray label by which `node` names nodes: `INSTANCE_LABEL`, or `NODE_LABEL`."""
 
     def node(self, instance: str) -> str:
         """Return the value of the label `node_label` of the Ray node that the instance is, or is a part of."""
-        ...
+        return instance
 
     def group(self, instance: str) -> Any | None:
         """Return Ray's placement group that a running instance is, with one bundle for each slot.
 
         None: its workers make one on its node.
         """
-        ...
+        return None
 
     def slowness(self, instance: str) -> float:
         """Return how many times as long as usual workers may take to start on an instance; 1 if unknown."""
-        ...
+        return 1.0
 
     def last_words(self, instance: str) -> str:
         """Return the log line that best explains why a living instance is not ready; empty without one."""
-        ...
+        return ""
 
     def head(self) -> Head | None:
         """Return the living head, or None."""

@@ -28,7 +28,7 @@ from rubberband.cloud.aws.network import OwnInstance, own_address, own_place
 from rubberband.cloud.aws.prices import live_table
 from rubberband.cloud.catalogue import reach_s, types_of
 from rubberband.cloud.offers import fallback_offers
-from rubberband.cloud.provider import INSTANCE_LABEL, ClusterRequest, Head, InstanceDescription
+from rubberband.cloud.provider import ClusterProvider, ClusterRequest, Head, InstanceDescription
 from rubberband.cloud.ray_head.ray_node import RayHead
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Resources
@@ -41,13 +41,8 @@ _GATHER_S = 0.3
 """A launch waits this long for others that are bought with it."""
 
 
-class AwsProvider:
-    """Implements `rubberband.cloud.provider.ClusterProvider` on EC2, for one run of one experiment."""
-
-    remote = True
-    is_lent = False
-    is_borrowed = False
-    node_label = INSTANCE_LABEL
+class AwsProvider(ClusterProvider):
+    """EC2, for one run of one experiment."""
 
     def __init__(
         self,
@@ -89,17 +84,6 @@ class AwsProvider:
         self._mutex, self._unwanted, self._closed = threading.Lock(), set[str](), False
         self._lease_s, self._until = lease_s, clock() + lease_s
         self._fleet.keep_until(self._until)  # not the head's: an earlier driver's budget may reach no further
-
-    def node(self, instance: str) -> str:
-        """Return its name: each instance is a node of its own."""
-        return instance
-
-    def group(self, instance: str) -> None:
-        """Return None: workers make one on its node."""
-
-    def slowness(self, instance: str) -> float:
-        """Return 1: an instance is not shared."""
-        return 1.0
 
     def last_words(self, instance: str) -> str:
         """Return the last step of its boot script that the console shows, and the last output."""

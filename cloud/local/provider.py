@@ -16,8 +16,8 @@ from typing import IO, Literal
 
 from rubberband.cloud.local import gpus
 from rubberband.cloud.provider import (
-    INSTANCE_LABEL,
     CleanedUp,
+    ClusterProvider,
     ClusterRequest,
     Head,
     InstanceDescription,
@@ -48,13 +48,10 @@ _ENDING_S = 5.0
 """The guarding process of an instance that has ended is gone by then."""
 
 
-class LocalProvider:
+class LocalProvider(ClusterProvider):
     """Rents out this machine's slots as instances of `gpus_per_instance` (logical) GPUs, for one experiment."""
 
     remote = False
-    is_lent = False
-    is_borrowed = False
-    node_label = INSTANCE_LABEL
     look_s = 0.25
 
     def __init__(
@@ -86,13 +83,6 @@ class LocalProvider:
         self.clock = self._head.clock
         self.device: Literal["cpu", "cuda"] = "cuda" if self._devices else "cpu"
         self._instances = self._directory / "instances"
-
-    def node(self, instance: str) -> str:
-        """Return its name: each instance is a node of its own."""
-        return instance
-
-    def group(self, instance: str) -> None:
-        """Return None: workers make one on its node."""
 
     def slowness(self, instance: str) -> float:
         """Return the slowness by its node's start time and the processes per core now."""

@@ -27,7 +27,7 @@ from rubberband.cloud.pool.journal import FileJournal
 from rubberband.cloud.pool.pool import LentInstance, Pool, lent
 from rubberband.cloud.pool.state import PoolState
 from rubberband.cloud.provider import (
-    INSTANCE_LABEL,
+    ClusterProvider,
     ClusterRequest,
     Head,
     HeadError,
@@ -40,12 +40,10 @@ from rubberband.spec.pool import PoolFolder
 from rubberband.values.plan import Market
 
 
-class PoolProvider:
-    """Implements `rubberband.cloud.provider.ClusterProvider` on a pool."""
+class PoolProvider(ClusterProvider):
+    """Slices of a pool's machines."""
 
     is_lent = True
-    is_borrowed = False
-    node_label = INSTANCE_LABEL
 
     def __init__(
         self,
@@ -118,9 +116,6 @@ class PoolProvider:
     def node(self, instance: str) -> str:
         """Return the label of the machine that an instance is on; its own name until it has one."""
         return self._nodes.get(instance, instance)
-
-    def group(self, instance: str) -> None:
-        """Return None: workers make one on its node."""
 
     def slowness(self, instance: str) -> float:
         """Return how many times as long as usual workers may take to start on an instance."""

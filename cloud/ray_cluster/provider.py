@@ -22,6 +22,7 @@ from rubberband.cloud.provider import (
     NODE_LABEL,
     Bundle,
     ClusterNode,
+    ClusterProvider,
     ClusterRequest,
     Head,
     HeadError,
@@ -79,14 +80,12 @@ class _Record:
         )
 
 
-class RayClusterProvider:
-    """Implements `rubberband.cloud.provider.ClusterProvider` on the cluster whose head is at `address`.
+class RayClusterProvider(ClusterProvider):
+    """The cluster whose head is at `address`.
 
     The process must be connected to the cluster from the first launch until `close`. Thread-safe.
     """
 
-    remote = True
-    is_lent = False
     is_borrowed = True
     node_label = NODE_LABEL
     look_s = 0.5
@@ -145,14 +144,6 @@ class RayClusterProvider:
         """Return the placement group of an instance that was launched."""
         with self._mutex:
             return self._groups.get(instance)
-
-    def slowness(self, instance: str) -> float:
-        """Return 1: how busy a node is beside its GPUs is not known."""
-        return 1.0
-
-    def last_words(self, instance: str) -> str:
-        """Return nothing: an instance that is not ready has no log of its own."""
-        return ""
 
     def renew_lease(self, until: float) -> None:
         """Do nothing: Ray removes the groups of a driver that died."""

@@ -20,7 +20,7 @@ from rubberband.cloud.local.gpus import free_gpus, gpus_to_share
 from rubberband.cloud.offers import offer
 from rubberband.cloud.pool import FileJournal, Pool, PoolLimits, PoolServer, RemotePool
 from rubberband.cloud.pool.broker import Broker
-from rubberband.cloud.provider import INSTANCE_LABEL, ClusterProvider, ClusterRequest, Head, InstanceDescription
+from rubberband.cloud.provider import ClusterProvider, ClusterRequest, Head, InstanceDescription
 from rubberband.errors import InputError, ProviderError, RubberbandError
 from rubberband.executor.ray import connection
 from rubberband.executor.ray.connection import Connection, RemoteAgent
@@ -310,16 +310,11 @@ _SETTLED_S = 10.0
 """The longest wait for threads that may still call Ray, before disconnecting."""
 
 
-class LeasedProvider:
-    """Implements `rubberband.cloud.provider.ClusterProvider`: another one, whose machines have agents of this process.
+class LeasedProvider(ClusterProvider):
+    """Another provider, whose machines have agents of this process.
 
     It has no workers. Thread-safe.
     """
-
-    remote = True
-    is_lent = False
-    is_borrowed = False
-    node_label = INSTANCE_LABEL
 
     def __init__(self, cluster: ClusterProvider, *, lease_s: float, interval_s: float, ready_s: float) -> None:
         """Leases of machines that have joined reach `lease_s` ahead, and are renewed every `interval_s`.
@@ -349,9 +344,6 @@ class LeasedProvider:
     def node(self, instance: str) -> str:
         """Return the label of a machine's Ray node."""
         return self._cluster.node(instance)
-
-    def group(self, instance: str) -> None:
-        """Return None: workers make one on its node."""
 
     def slowness(self, instance: str) -> float:
         """Return how many times as long as usual workers may take to start on a machine."""

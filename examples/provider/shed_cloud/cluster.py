@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from rubberband.cloud.node import LEASE_VARIABLE
 from rubberband.cloud.provider import (
-    INSTANCE_LABEL,
+    ClusterProvider,
     ClusterRequest,
     Head,
     InstanceDescription,
@@ -32,13 +32,9 @@ def open_cluster(request: ClusterRequest) -> ShedProvider:
     return ShedProvider(request)
 
 
-class ShedProvider:
-    """Implements `rubberband.cloud.provider.ClusterProvider`. Thread-safe."""
+class ShedProvider(ClusterProvider):
+    """Machines of the shed. Thread-safe."""
 
-    remote = True
-    is_lent = False
-    is_borrowed = False
-    node_label = INSTANCE_LABEL
     device: Literal["cpu", "cuda"] = "cpu"
     look_s = 0.25
 
@@ -121,17 +117,6 @@ class ShedProvider:
     def ensure_head(self) -> Head:
         """Return the living head; start one on this machine if there is none. Raises HeadError."""
         return self._head.ensure()
-
-    def node(self, instance: str) -> str:
-        """Return its name, which its Ray node has as a label."""
-        return instance
-
-    def group(self, instance: str) -> None:
-        """Return None: workers make one on its node."""
-
-    def slowness(self, instance: str) -> float:
-        """Return 1: machines are not shared."""
-        return 1.0
 
     def last_words(self, instance: str) -> str:
         """Return the last line of its console."""
