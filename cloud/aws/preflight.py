@@ -26,7 +26,6 @@ from rubberband.cloud.aws.calls import (
     Purchase,
     by_tags,
     launch_request,
-    open_aws,
     tags_of,
 )
 from rubberband.cloud.aws.capacity import check_size, check_time, quotas, reservation_of
@@ -188,7 +187,7 @@ def preflight(
     resources: Resources,
     offers: Sequence[Offer],
     *,
-    session: AwsSession | None = None,
+    session: AwsSession,
     place: OwnInstance | None = None,
     on_head: bool = True,
     together: bool = True,
@@ -204,7 +203,7 @@ def preflight(
     check_region(resources.region)
     check_lease(resources)
     checks = _Checks(
-        session=session or open_aws(resources.region),
+        session=session,
         resources=resources,
         place=place or own_place(),
         on_head=on_head,

@@ -131,22 +131,20 @@ def live_table(
     home: Path,
     *,
     session: AwsSession | None = None,
-    refresh: bool = False,
     clock: Clock = time.time,
     environment: Mapping[str, str] = os.environ,
 ) -> LiveTable:
-    """Return the table for an experiment, with today's prices of its types and of its head.
+    """Return the table for an experiment, with today's prices of its types and of its head, which `home` caches.
 
-    A user's table (`resources.catalogue`) stays as it is. `refresh` asks AWS for prices in the cache in `home` too.
-    Without it, a failure of AWS is a note of the table.
+    A user's table (`resources.catalogue`) stays as it is. A failure of AWS is a note of the table.
 
     Raises InputError for a table that cannot be read, and for a price that the table lacks because AWS could not be
-    asked; ProviderError if `refresh` fails.
+    asked.
     """
     if resources.catalogue or environment.get(ENVIRONMENT_VARIABLE):
         return LiveTable(table_of(resources, environment))
     names = tuple(dict.fromkeys([*types_of(resources), resources.aws.head_instance_type]))
-    table = prices_of(names, resources.region, home, session=session, refresh=refresh, clock=clock)
+    table = prices_of(names, resources.region, home, session=session, clock=clock)
     try:
         offers(resources, table=table)
     except InputError as error:

@@ -127,7 +127,15 @@ def test_estimate_starts_nothing_heavy(file: str) -> None:
     heavy = {"ray", "torch", "boto3", "sqlalchemy", "fastapi", "plotly", "networkx", "numpy.ma"}
     modules = modules_after("estimate", file, "-s", DEADLINE, "-o", "json")
     assert not modules & heavy
-    ours = ("cloud.aws", "cloud.local", "cloud.pool", "executor.core", "executor.result", "planner.goodput", "views.report")
+    ours = (
+        "cloud.aws",
+        "cloud.local",
+        "cloud.pool",
+        "executor.core",
+        "executor.result",
+        "planner.goodput",
+        "views.report",
+    )
     assert not any(name.startswith(("scipy", *(f"rubberband.{part}." for part in ours))) for name in modules)
 
 

@@ -46,13 +46,12 @@ class World:
             clock=lambda: self.now,
         )
 
-    def live(self, principal: str = "driver", refresh: bool = False, **words: Any) -> Any:
+    def live(self, principal: str = "driver", **words: Any) -> Any:
         session = self.fake.session(principal)
         return live_table(
             resources(**words),
             self.home,
             session=session,
-            refresh=refresh,
             clock=lambda: self.now,
             environment={},
         )
