@@ -196,20 +196,15 @@ def preflight(
 
     `place` is where this machine is in EC2, by default as its metadata service says. Not `on_head`, a head will be the
     driver, and this machine's place is not checked. `together`: trials that span instances have these placed close to
-    each other, as in any run but in a pool's. Raises InputError (one line: the
-    problem, its value, the remedy) for the first problem: credentials, this machine's clock, region, types, images,
-    network, roles and permissions, quota, the checkpoint store, or the place of the driver.
+    each other, as in any run but in a pool's. Raises InputError (one line: the problem, its value, the remedy) for the
+    first problem: credentials, this machine's clock, region, types, images, network, roles and permissions, quota, the
+    checkpoint store, or the place of the driver.
     """
     check_region(resources.region)
     check_lease(resources)
-    checks = _Checks(
-        session=session,
-        resources=resources,
-        place=place or own_place(),
-        on_head=on_head,
-        together=together,
-    )
-    sign_in(checks.session)
+    place = place or own_place()
+    checks = _Checks(session=session, resources=resources, place=place, on_head=on_head, together=together)
+    sign_in(session)
     with _with_names_of_the_policy(resources.aws), in_one_line():
         return list(dict.fromkeys(_looked_at(checks, offers)))
 
