@@ -1,39 +1,44 @@
 """An account of AWS, set up for rubberband and cleared again: bucket, roles, quotas, budget.
 
 Both ways first look, and return a plan of what is there and what is to be done; nothing is changed before the steps of
-the plan are carried out. A second look after that finds nothing to do, and one after a cut finds the rest.
+the plan are carried out. A second look after that finds nothing to do, and one after a cut finds the rest. Roles
+and bucket are a stack of CloudFormation, which is made whole or not at all.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from rubberband.cloud.aws import account_parts
 from rubberband.cloud.aws.account_parts import (
+    BUCKET,
     SPOT_ROLE,
-    AccountChange,
     AccountChanges,
     Bounds,
-    Role,
+    Document,
     account_plan,
+    bucket_resource,
+    check_given,
+    content,
+    empty_bucket,
     held_types,
+    new_bucket_name,
     plan_budget,
     plan_no_budget,
-    plan_no_role,
     plan_quotas,
-    plan_role,
     plan_spot_role,
-    roles,
+    plan_stack,
+    role_resources,
+    stack_of,
+    text_of,
 )
 from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.cleanup import living, living_elsewhere
 from rubberband.cloud.aws.client import pages
-from rubberband.cloud.aws.errors import OF_AWS, code_of, denied_by, explain, missing_action
+from rubberband.cloud.aws.errors import OF_AWS, denied_by, explain, missing_action
 from rubberband.cloud.aws.preflight import sign_in
 from rubberband.errors import InputError
 from rubberband.spec.account import BUCKET_FILE, Remembered, remember, remembered
@@ -41,6 +46,9 @@ from rubberband.units import counted, format_bytes
 
 FIRST_TYPE = "g4dn.xlarge"
 """Type whose quotas are asked for where no types are given: that of the first run in the documents."""
+
+
+_SOUND = ("CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +72,9 @@ class AccountState:
 
     account: str
     who: str
-    roles: tuple[Role, ...]
     plan: AccountChanges
+    resources: Document
+    """Resources of the stack that it will have."""
 
 
 def look_at(session: AwsSession, home: Path, wishes: Wishes) -> AccountState:
@@ -76,16 +85,27 @@ def look_at(session: AwsSession, home: Path, wishes: Wishes) -> AccountState:
             f"--region: {home / BUCKET_FILE} has bucket {known.bucket} in {known.region}, and roles name one bucket "
             f"and one region; give --region {known.region}, or run `rubberband aws teardown` first"
         )
+    plan = AccountChanges()
     with _administrator():
         account, who = _signed_in(session)
         _check_types(session, wishes.types)
-        plan = AccountChanges()
         account_plan(session, plan)
-        bucket = _bucket(session, account, wishes, known, plan)
-        types = () if wishes.types == ("*",) else wishes.types or held_types(session, wishes.owner)
+        stack = stack_of(session, wishes.owner)
+        if stack.stack_id and stack.status not in _SOUND:
+            raise InputError(
+                f"stack {stack.name} of CloudFormation is {stack.status}; run `rubberband aws teardown` first"
+            )
+        given = wishes.bucket or (known.bucket if known is not None else None)
+        bucket = given or stack.bucket or new_bucket_name(wishes.owner)
+        types = () if wishes.types == ("*",) else wishes.types or held_types(stack.resources)
         bounds = Bounds(account=account, owner=wishes.owner, bucket=bucket, region=session.region, types=types)
-        for role in roles(bounds):
-            plan_role(session, role, wishes.owner, plan)
+        resources = {**stack.resources, **role_resources(bounds)}
+        if bucket == given and bucket != stack.bucket:
+            plan.there.append(check_given(session, bucket, account))
+        else:
+            resources[BUCKET] = bucket_resource(bucket)
+        plan.there += [text_of(one) for name, one in resources.items() if one == stack.resources.get(name)]
+        plan_stack(session, wishes.owner, stack, resources, plan)
         plan_spot_role(session, plan)
         plan_quotas(session, types or (FIRST_TYPE,), wishes.vcpus, plan)
         if wishes.budget_usd is not None and wishes.email is not None:
@@ -95,7 +115,7 @@ def look_at(session: AwsSession, home: Path, wishes: Wishes) -> AccountState:
         plan.there.append(f"{home / BUCKET_FILE}, so that no file needs a bucket")
     else:
         plan.add(f"write {home / BUCKET_FILE}, so that no file needs a bucket", partial(remember, home, here))
-    return AccountState(account=account, who=who, roles=roles(bounds), plan=plan)
+    return AccountState(account=account, who=who, plan=plan, resources=resources)
 
 
 def look_to_clear(
@@ -122,15 +142,25 @@ def look_to_clear(
                     f"roles; run `rubberband cloud down --owner {owner} --region {region}` first"
                 )
         plan = AccountChanges(there=[f"whether owner {owner} has instances in {why}" for why in unknown])
-        bounds = Bounds(account=account, owner=owner, bucket="BUCKET")
-        for role in roles(bounds):
-            plan_no_role(session, role, owner, plan)
         plan.there.append(f"role {SPOT_ROLE} and quotas, which are the account's and cost nothing")
+        stack = stack_of(session, owner)
+        kept = {}
+        if stack.bucket is not None:
+            held = content(session, stack.bucket)
+            size = f"{counted(held.objects, 'object')} ({format_bytes(held.size_bytes)})"
+            text = f"bucket {stack.bucket} with {size}, checkpoints too"
+            if held.objects and not with_checkpoints(text):
+                plan.there.append(f"{text}, which costs about 0.023 USD a GB and month")
+                kept = {BUCKET: stack.resources[BUCKET]}
+            else:
+                text = text if held.objects else f"bucket {stack.bucket}"
+                plan.add(f"delete all that is in {text}", partial(empty_bucket, session, stack.bucket))
+        plan_stack(session, owner, stack, kept, plan)
         plan_no_budget(session, account, owner, plan)
-        kept = _plan_no_bucket(session, owner, plan, with_checkpoints)
-    if remembered(home) is not None and not kept:
+    known = remembered(home)
+    if known is not None and known.region == session.region and not kept:
         plan.add(f"delete {home / BUCKET_FILE}", partial(remember, home, None))
-    return AccountState(account=account, who=who, roles=roles(bounds), plan=plan)
+    return AccountState(account=account, who=who, plan=plan, resources=kept)
 
 
 def carry_out(plan: AccountChanges) -> Iterator[str]:
@@ -139,63 +169,11 @@ def carry_out(plan: AccountChanges) -> Iterator[str]:
     for index, step in enumerate(plan.steps):
         try:
             with _administrator():
-                _carried_out(step)
+                step.carry_out()
         except InputError as error:
             left = len(plan.steps) - index
             raise InputError(f"{step.text}: {error}; {left} of {len(plan.steps)} are left, run it again") from None
         yield step.text
-
-
-_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
-_UNSETTLED = ("NoSuchEntity", "NoSuchBucket", "OperationAborted", "ConcurrentModification", "EntityTemporarily")
-"""Errors of IAM and S3 for a role or a bucket that was made or changed some seconds before."""
-
-
-def _carried_out(step: AccountChange) -> None:
-    """Carry a step out, again while the account has not settled. Raises botocore's errors."""
-    for pause_s in _PAUSES_S:
-        try:
-            step.carry_out()
-        except OF_AWS as error:
-            if not code_of(error).startswith(_UNSETTLED):
-                raise
-            time.sleep(pause_s)
-        else:
-            return
-    step.carry_out()
-
-
-def _bucket(session: AwsSession, account: str, wishes: Wishes, known: Remembered | None, plan: AccountChanges) -> str:
-    """Return the name of the bucket, and add the steps that it needs."""
-    given = wishes.bucket or (known.bucket if known is not None else None)
-    if given is not None and not account_parts.is_own(given, wishes.owner):
-        plan.there.append(account_parts.check_given(session, given, account))
-        return given
-    found = account_parts.own_bucket(session, wishes.owner)
-    if given is not None and given != found:
-        account_parts.check_given(session, given, account)
-        found = given
-    name = found or account_parts.new_name(wishes.owner)
-    account_parts.plan_bucket(session, name, plan, exists=found is not None)
-    return name
-
-
-def _plan_no_bucket(
-    session: AwsSession, owner: str, plan: AccountChanges, with_checkpoints: Callable[[str], bool]
-) -> bool:
-    """Add the step that deletes the owner's bucket, and return whether one is kept instead."""
-    bucket = account_parts.own_bucket(session, owner)
-    if bucket is None:
-        return False
-    held = account_parts.content(session, bucket)
-    text = f"bucket {bucket} with {counted(held.objects, 'object')} ({format_bytes(held.size_bytes)}), checkpoints too"
-    if held.objects and not with_checkpoints(text):
-        plan.there.append(f"{text}, which costs about 0.023 USD a GB and month")
-        return True
-    plan.add(
-        f"delete {text if held.objects else f'bucket {bucket}'}", partial(account_parts.delete_bucket, session, bucket)
-    )
-    return False
 
 
 def _signed_in(session: AwsSession) -> tuple[str, str]:

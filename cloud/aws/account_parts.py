@@ -1,7 +1,7 @@
-"""Parts of an account that `rubberband aws setup` makes and `teardown` deletes: roles, bucket, quotas, budget.
+"""Parts of an account that `rubberband aws setup` makes and `teardown` deletes: a stack of CloudFormation, and others.
 
-Each function adds to a plan what is there already, and the steps still to be done. The roles have the least rights: the
-shipped files in `policies`, in which OWNER and BUCKET are replaced.
+The stack has the roles and the bucket; budgets are none of CloudFormation's in many regions. The roles have the least
+rights: the shipped files in `policies`, in which OWNER and BUCKET are replaced.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,6 +33,8 @@ class AccountChange:
     """Such as `make bucket rubberband-0123456789ab`."""
     carry_out: Callable[[], object]
     """Raises botocore's errors. Carried out again, it completes what was cut off."""
+    parts: tuple[str, ...] = ()
+    """Lines on what it consists of."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,16 +45,16 @@ class AccountChanges:
     """Lines on parts that need no change."""
     steps: list[AccountChange] = field(default_factory=list)
 
-    def add(self, text: str, carry_out: Callable[[], object]) -> None:
+    def add(self, text: str, carry_out: Callable[[], object], *parts: str) -> None:
         """Add a step."""
-        self.steps.append(AccountChange(text=text, carry_out=carry_out))
+        self.steps.append(AccountChange(text=text, carry_out=carry_out, parts=parts))
 
 
 Document = dict[str, Any]
 
 HEAD, WORKER, GUARD = "head", "worker", "guard"
-POLICY = "rubberband"
-"""Name of the inline policy of each role."""
+BUCKET = "Bucket"
+"""Its name in the template, beside `Head`, `HeadProfile` and so on."""
 _LAUNCH = "LaunchOnlyTaggedInstances"
 
 
@@ -68,49 +71,20 @@ class Bounds:
     """Types that the head may launch, such as `g5.*`; empty: any."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Role:
-    """A role of IAM."""
-
-    name: str
-    trust: Document
-    policies: Mapping[str, Document]
-    """Name -> inline policy."""
-    has_profile: bool
-    """Whether instances have it, through an instance profile of the same name."""
-
-
-def roles(bounds: Bounds) -> tuple[Role, ...]:
-    """Return the roles of the head, of workers, and of the schedules that guard instances."""
+def policies(bounds: Bounds) -> dict[str, dict[str, Document]]:
+    """Return the inline policies, by name, of the roles of the head, of workers, and of the schedules that guard
+    instances."""
     driver = policy("driver", bounds)
     launch = _launch_of(driver)
     if bounds.types:
         launch["Condition"]["StringLike"] = {"ec2:InstanceType": list(bounds.types)}
     if bounds.region is not None:
         launch["Condition"]["StringEquals"]["ec2:Region"] = bounds.region
-    policies = {
-        HEAD: {POLICY: driver, "session": policy("session", bounds)},
-        WORKER: {POLICY: policy("worker", bounds)},
-        GUARD: {POLICY: policy("guard", bounds)},
+    return {
+        HEAD: {"rubberband": driver, "session": policy("session", bounds)},
+        WORKER: {"rubberband": policy("worker", bounds)},
+        GUARD: {"rubberband": policy("guard", bounds)},
     }
-    return tuple(
-        Role(
-            name=f"{bounds.owner}-{kind}",
-            trust=_trust(bounds.account if kind == GUARD else None),
-            policies=of_kind,
-            has_profile=kind != GUARD,
-        )
-        for kind, of_kind in policies.items()
-    )
-
-
-def types_in(driver: Document) -> tuple[str, ...]:
-    """Return the types to which a head's policy limits launches; empty: to none."""
-    return tuple(_launch_of(driver)["Condition"].get("StringLike", {}).get("ec2:InstanceType", ()))
-
-
-def _launch_of(driver: Document) -> Any:
-    return next((one for one in driver["Statement"] if one.get("Sid") == _LAUNCH), {"Condition": {}})
 
 
 def policy(name: str, bounds: Bounds) -> Document:
@@ -118,6 +92,35 @@ def policy(name: str, bounds: Bounds) -> Document:
     text = files("rubberband.cloud.aws").joinpath("policies", f"{name}.json").read_text(encoding="utf-8")
     document: Document = json.loads(text.replace("BUCKET", bounds.bucket).replace("OWNER", bounds.owner))
     return document
+
+
+def _launch_of(driver: Document) -> Any:
+    return next(one for one in driver["Statement"] if one.get("Sid") == _LAUNCH)
+
+
+def role_resources(bounds: Bounds) -> dict[str, Document]:
+    """Return the resources of a template for the roles, and for the instance profiles of the head and of workers."""
+    resources = {}
+    for kind, of_kind in policies(bounds).items():
+        name, text = f"{bounds.owner}-{kind}", f"policies: {', '.join(of_kind)}"
+        role = {
+            "RoleName": name,
+            "AssumeRolePolicyDocument": _trust(bounds.account if kind == GUARD else None),
+            "Policies": [{"PolicyName": each, "PolicyDocument": document} for each, document in of_kind.items()],
+        }
+        resources[kind.title()] = _resource("IAM::Role", f"role {name} ({text})", role)
+        if kind != GUARD:
+            profile = {"InstanceProfileName": name, "Roles": [{"Ref": kind.title()}]}
+            resources[f"{kind.title()}Profile"] = _resource("IAM::InstanceProfile", f"instance profile {name}", profile)
+    return resources
+
+
+def held_types(resources: Mapping[str, Document]) -> tuple[str, ...]:
+    """Return the types to which the head's role is limited; empty: to none, or there is no role yet."""
+    if HEAD.title() not in resources:
+        return ()
+    driver = resources[HEAD.title()]["Properties"]["Policies"][0]["PolicyDocument"]
+    return tuple(_launch_of(driver)["Condition"].get("StringLike", {}).get("ec2:InstanceType", ()))
 
 
 def _trust(scheduled_by: str | None) -> Document:
@@ -132,202 +135,160 @@ def _trust(scheduled_by: str | None) -> Document:
     return {"Version": "2012-10-17", "Statement": [statement]}
 
 
-SPOT_ROLE = "AWSServiceRoleForEC2Spot"
-_GONE, _THERE = "NoSuchEntity", "EntityAlreadyExists"
+def bucket_resource(name: str) -> Document:
+    """Return the resource of a template for a private bucket."""
+    return _resource(
+        "S3::Bucket",
+        f"bucket {name}, private; parts of uploads that were cut off go after 1 day, packages after "
+        f"{PACKAGES_DAYS} days",
+        {
+            "BucketName": name,
+            "PublicAccessBlockConfiguration": dict.fromkeys(
+                ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets"), True
+            ),
+            "LifecycleConfiguration": {
+                "Rules": [
+                    {
+                        "Id": "rubberband-uploads",
+                        "Status": "Enabled",
+                        "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
+                    },
+                    {
+                        "Id": "rubberband-packages",
+                        "Status": "Enabled",
+                        "Prefix": f"{PACKAGES}/",
+                        "ExpirationInDays": PACKAGES_DAYS,
+                    },
+                ]
+            },
+        },
+    )
 
 
-def plan_role(session: AwsSession, role: Role, owner: str, plan: AccountChanges) -> None:
-    """Add the steps that give the account this role. Raises botocore's errors."""
-    iam = session.client("iam")
-    found = _found(lambda: iam.get_role(RoleName=role.name)["Role"])
-    if found is None:
-        beside = "an instance profile, " if role.has_profile else ""
-        held = f"policies: {', '.join(role.policies)}"
-        plan.add(f"make role {role.name} ({beside}{held})", partial(_make_role, iam, role, owner))
-        return
-    differences = [*_differences(iam, role, found, owner)]
-    if differences:
-        plan.add(f"change role {role.name}: {', '.join(differences)}", partial(_make_role, iam, role, owner))
+def _resource(kind: str, text: str, properties: Document) -> Document:
+    return {"Type": f"AWS::{kind}", "Metadata": {"Text": text}, "Properties": properties}
+
+
+def text_of(resource: Document) -> str:
+    """Return the line about a resource for users."""
+    return str(resource["Metadata"]["Text"])
+
+
+_PAUSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """The stack of CloudFormation that has what setup made for an owner."""
+
+    name: str
+    resources: Mapping[str, Document] = field(default_factory=dict)
+    """Resources of its template."""
+    stack_id: str = ""
+    """Empty: the stack does not exist yet."""
+    status: str = ""
+
+    @property
+    def bucket(self) -> str | None:
+        """The name of its bucket; None: it has none."""
+        return self.resources[BUCKET]["Properties"]["BucketName"] if BUCKET in self.resources else None
+
+
+def stack_of(session: AwsSession, owner: str) -> Stack:
+    """Return the owner's stack in this region, once nothing changes it any more.
+
+    Raises InputError if a stack of another owner has its name; botocore's errors.
+    """
+    cloudformation, name = session.client("cloudformation"), _start(owner)[:-1]
+    with ignoring("ValidationError"):  # there is none
+        found = _settled(cloudformation, name)
+        if {"Key": OWNER_TAG, "Value": owner} not in found["Tags"]:
+            raise InputError(f"stack {name} of CloudFormation is not of owner {owner}; give another --owner")
+        resources = cloudformation.get_template(StackName=name)["TemplateBody"]["Resources"]
+        return Stack(name=name, resources=resources, stack_id=found["StackId"], status=found["StackStatus"])
+    return Stack(name=name)
+
+
+def plan_stack(
+    session: AwsSession, owner: str, stack: Stack, resources: Mapping[str, Document], plan: AccountChanges
+) -> None:
+    """Add the step that gives the stack these resources; without any, the one that deletes it."""
+    parts = [
+        f"{'change' if name in stack.resources else 'make'} {text_of(one)}"
+        for name, one in resources.items()
+        if stack.resources.get(name) != one
+    ]
+    parts += [f"delete {text_of(one)}" for name, one in stack.resources.items() if name not in resources]
+    if parts:
+        verb = "delete" if not resources else "change" if stack.stack_id else "make"
+        change = partial(_change_stack, session, owner, stack, resources)
+        plan.add(f"{verb} stack {stack.name} of CloudFormation", change, *parts)
+
+
+def _change_stack(session: AwsSession, owner: str, stack: Stack, resources: Mapping[str, Document]) -> None:
+    """Make, change or delete the stack, and wait for that; CloudFormation takes back what it cannot complete.
+
+    Raises InputError with its reason; botocore's errors.
+    """
+    cloudformation, stack_id = session.client("cloudformation"), stack.stack_id
+    words = {
+        "StackName": stack.name,
+        "TemplateBody": json.dumps({"Resources": resources}, separators=(",", ":")),
+        "Capabilities": ["CAPABILITY_NAMED_IAM"],
+        "Tags": [{"Key": OWNER_TAG, "Value": owner}],  # roles and bucket have them too
+    }
+    if not resources:
+        change = "DELETE"
+        cloudformation.delete_stack(StackName=stack_id)
+    elif stack_id:
+        change = "UPDATE"
+        cloudformation.update_stack(**words)
     else:
-        plan.there.append(f"role {role.name}")
+        change = "CREATE"
+        stack_id = cloudformation.create_stack(**words, OnFailure="DELETE")["StackId"]
+    if _settled(cloudformation, stack_id)["StackStatus"] == f"{change}_COMPLETE":
+        return
+    reason = ""
+    for event in cloudformation.describe_stack_events(StackName=stack_id)["StackEvents"]:  # the newest is first
+        if event["ResourceStatus"].endswith("_FAILED"):
+            reason = f"{event['LogicalResourceId']}: {event.get('ResourceStatusReason', '')}"
+        elif event["PhysicalResourceId"] == stack_id and event["ResourceStatus"] == f"{change}_IN_PROGRESS":
+            break
+    raise InputError(f"CloudFormation could not complete it ({reason})")
 
 
-def _differences(iam: Any, role: Role, found: Any, owner: str) -> list[str]:
-    """Return what differs from the role as it should be."""
-    differences = []
-    if _tags(found).get(OWNER_TAG) != owner:
-        differences.append(f"mark it with the tag {OWNER_TAG}")
-    if found["AssumeRolePolicyDocument"] != role.trust:
-        differences.append("correct who may assume it")
-    for name, document in role.policies.items():
-        held = _found(partial(_policy, iam, role.name, name))
-        if held != document:
-            differences.append(f"{'add' if held is None else 'correct'} policy {name}")
-    differences += [f"detach {arn.rpartition('/')[2]}" for arn in _attached(iam, role.name) if arn in _TOO_MUCH]
-    if role.has_profile and not _holds(iam, role.name):
-        differences.append("complete its instance profile")
-    return differences
+def _settled(cloudformation: Any, stack: str) -> Any:
+    while True:
+        found = cloudformation.describe_stacks(StackName=stack)["Stacks"][0]
+        if not found["StackStatus"].endswith("_IN_PROGRESS"):
+            return found
+        time.sleep(_PAUSE_S)
 
 
-_TOO_MUCH = ("arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore",)
-"""Managed policies that earlier instructions attached: this one reads every parameter of the account."""
-
-
-def _make_role(iam: Any, role: Role, owner: str) -> None:
-    """Make the role and its profile, or what is missing of them."""
-    tags, trust = [{"Key": OWNER_TAG, "Value": owner}], json.dumps(role.trust, separators=(",", ":"))
-    try:
-        iam.create_role(RoleName=role.name, AssumeRolePolicyDocument=trust, Tags=tags)
-    except iam.exceptions.ClientError as error:
-        if code_of(error) != _THERE:
-            raise
-        iam.tag_role(RoleName=role.name, Tags=tags)
-        iam.update_assume_role_policy(RoleName=role.name, PolicyDocument=trust)
-    for name, document in role.policies.items():
-        text = json.dumps(document, separators=(",", ":"))
-        iam.put_role_policy(RoleName=role.name, PolicyName=name, PolicyDocument=text)
-    for arn in _attached(iam, role.name):
-        if arn in _TOO_MUCH:
-            iam.detach_role_policy(RoleName=role.name, PolicyArn=arn)
-    if role.has_profile:
-        with ignoring(_THERE):
-            iam.create_instance_profile(InstanceProfileName=role.name)
-        if not _holds(iam, role.name):
-            iam.add_role_to_instance_profile(InstanceProfileName=role.name, RoleName=role.name)
+SPOT_ROLE = "AWSServiceRoleForEC2Spot"
 
 
 def plan_spot_role(session: AwsSession, plan: AccountChanges) -> None:
     """Add the step that gives the account the role with which EC2 serves its spot market. Raises botocore's errors."""
     iam = session.client("iam")
-    if _found(lambda: iam.get_role(RoleName=SPOT_ROLE)) is None:
-        plan.add(
-            f"make role {SPOT_ROLE}, EC2's own for the spot market",
-            partial(iam.create_service_linked_role, AWSServiceName="spot.amazonaws.com"),
-        )
-    else:
+    with ignoring("NoSuchEntity"):
+        iam.get_role(RoleName=SPOT_ROLE)
         plan.there.append(f"role {SPOT_ROLE}")
+        return
+    plan.add(
+        f"make role {SPOT_ROLE}, EC2's own for the spot market",
+        partial(iam.create_service_linked_role, AWSServiceName="spot.amazonaws.com"),
+    )
 
 
-def plan_no_role(session: AwsSession, role: Role, owner: str, plan: AccountChanges) -> None:
-    """Add the step that deletes the role, if it has the owner's tag, and its profile. Raises botocore's errors."""
-    iam = session.client("iam")
-    found = _found(lambda: iam.get_role(RoleName=role.name)["Role"])
-    has_profile = role.has_profile and _found(lambda: iam.get_instance_profile(InstanceProfileName=role.name))
-    if found is not None and _tags(found).get(OWNER_TAG) != owner:
-        plan.there.append(f"role {role.name}, which `rubberband aws setup` did not make")
-    elif found is not None or has_profile:
-        beside = " and its instance profile" if has_profile else ""
-        plan.add(f"delete role {role.name}{beside}", partial(_unmake, iam, role))
-
-
-def _unmake(iam: Any, role: Role) -> None:
-    if role.has_profile:
-        with ignoring(_GONE):
-            iam.remove_role_from_instance_profile(InstanceProfileName=role.name, RoleName=role.name)
-        with ignoring(_GONE):
-            iam.delete_instance_profile(InstanceProfileName=role.name)
-    with ignoring(_GONE):
-        for name in iam.list_role_policies(RoleName=role.name)["PolicyNames"]:
-            iam.delete_role_policy(RoleName=role.name, PolicyName=name)
-        for arn in _attached(iam, role.name):
-            iam.detach_role_policy(RoleName=role.name, PolicyArn=arn)
-        iam.delete_role(RoleName=role.name)
-
-
-def held_types(session: AwsSession, owner: str) -> tuple[str, ...]:
-    """Return the types to which the head's role is limited; empty: to none, or there is no role yet."""
-    iam = session.client("iam")
-    held = _found(partial(_policy, iam, f"{owner}-{HEAD}", POLICY))
-    return () if held is None else types_in(held)
-
-
-def _policy(iam: Any, role: str, name: str) -> Document:
-    document: Document = iam.get_role_policy(RoleName=role, PolicyName=name)["PolicyDocument"]
-    return document
-
-
-def _attached(iam: Any, role: str) -> list[str]:
-    return [one["PolicyArn"] for one in iam.list_attached_role_policies(RoleName=role)["AttachedPolicies"]]
-
-
-def _holds(iam: Any, name: str) -> bool:
-    """Return whether the instance profile has the role of its name."""
-    found = _found(lambda: iam.get_instance_profile(InstanceProfileName=name)["InstanceProfile"])
-    return found is not None and any(one["RoleName"] == name for one in found["Roles"])
-
-
-def _tags(found: Any) -> dict[str, str]:
-    return {tag["Key"]: tag["Value"] for tag in found.get("Tags", ())}
-
-
-def _found(ask: Callable[[], Any]) -> Any | None:
-    """Return the answer; None if the entity does not exist."""
-    with ignoring(_GONE):
-        return ask()
-    return None
-
-
-PRIVATE = {"BlockPublicAcls": True, "IgnorePublicAcls": True, "BlockPublicPolicy": True, "RestrictPublicBuckets": True}
-RULES: list[dict[str, Any]] = [
-    {
-        "ID": "rubberband-uploads",
-        "Status": "Enabled",
-        "Filter": {"Prefix": ""},
-        "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
-    },
-    {
-        "ID": "rubberband-packages",
-        "Status": "Enabled",
-        "Filter": {"Prefix": f"{PACKAGES}/"},
-        "Expiration": {"Days": PACKAGES_DAYS},
-    },
-]
-_TIDY = f"parts of uploads that were cut off go after 1 day, packages after {PACKAGES_DAYS} days"
-_SUFFIX_BYTES = 6
-_AT_ONCE = 1000
-
-
-def own_bucket(session: AwsSession, owner: str) -> str | None:
-    """Return the bucket that `rubberband aws setup` made in this region for the owner. Raises botocore's errors."""
-    s3 = session.client("s3")
-    # The list has the account's own buckets only: one of the same name that is another's is never taken for it.
-    ours = sorted(one["Name"] for one in s3.list_buckets().get("Buckets", ()) if is_own(one["Name"], owner))
-    return next((name for name in ours if s3.head_bucket(Bucket=name).get("BucketRegion") == session.region), None)
-
-
-def is_own(bucket: str, owner: str) -> bool:
-    """Return whether `rubberband aws setup` gave the bucket its name."""
-    return re.fullmatch(rf"{re.escape(_start(owner))}[0-9a-f]{{{2 * _SUFFIX_BYTES}}}", bucket) is not None
-
-
-def new_name(owner: str) -> str:
+def new_bucket_name(owner: str) -> str:
     """Return a random name, which cannot be registered beforehand."""
-    return _start(owner) + secrets.token_hex(_SUFFIX_BYTES)
+    return _start(owner).lower() + secrets.token_hex(6)
 
 
 def _start(owner: str) -> str:
-    words = re.sub(r"[^a-z0-9]+", "-", owner.lower()).strip("-")[:30].strip("-")
+    words = re.sub(r"[^A-Za-z0-9]+", "-", owner).strip("-")[:30].strip("-")
     return "rubberband-" if words in ("", "rubberband") else f"rubberband-{words}-"
-
-
-def plan_bucket(session: AwsSession, bucket: str, plan: AccountChanges, *, exists: bool) -> None:
-    """Add the steps that make the bucket, or complete it. Raises botocore's errors."""
-    s3 = session.client("s3")
-    if not exists:
-        plan.add(f"make bucket {bucket} in {session.region}", partial(_make_bucket, s3, bucket, session.region))
-    is_private = exists and _setting(s3.get_public_access_block, bucket, "PublicAccessBlockConfiguration") == PRIVATE
-    rules = _setting(s3.get_bucket_lifecycle_configuration, bucket, "Rules") if exists else None
-    is_tidy = all(any(_same(rule, held) for held in rules or ()) for rule in RULES)
-    if not is_private:
-        block = partial(s3.put_public_access_block, Bucket=bucket, PublicAccessBlockConfiguration=PRIVATE)
-        plan.add(f"block public access to bucket {bucket}", block)
-    if not is_tidy:
-        ours = {rule["ID"] for rule in RULES}
-        all_rules = {"Rules": [*(held for held in rules or () if held.get("ID") not in ours), *RULES]}
-        tidy = partial(s3.put_bucket_lifecycle_configuration, Bucket=bucket, LifecycleConfiguration=all_rules)
-        plan.add(f"keep bucket {bucket} tidy: {_TIDY}", tidy)
-    if is_private and is_tidy:
-        plan.there.append(f"bucket {bucket}, private; {_TIDY}")
 
 
 def check_given(session: AwsSession, bucket: str, account: str) -> str:
@@ -358,31 +319,15 @@ def _kept_versions(s3: Any, bucket: str) -> str:
     """Return that a bucket keeps what is deleted, as far as these credentials may see that."""
     with ignoring("AccessDenied", "403"):
         if s3.get_bucket_versioning(Bucket=bucket).get("Status") == "Enabled":
-            rules = _setting(s3.get_bucket_lifecycle_configuration, bucket, "Rules") or ()
+            rules: Sequence[Any] = ()
+            with ignoring("NoSuchLifecycleConfiguration"):
+                rules = s3.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]
             if not any(rule["Status"] == "Enabled" and "NoncurrentVersionExpiration" in rule for rule in rules):
                 return (
                     ", and it keeps every version: checkpoints that are deleted stay, and are paid for; give it a "
                     "lifecycle rule with NoncurrentVersionExpiration"
                 )
     return ""
-
-
-def _make_bucket(s3: Any, bucket: str, region: str) -> None:
-    place = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
-    with ignoring("BucketAlreadyOwnedByYou"):
-        s3.create_bucket(Bucket=bucket, **place)
-
-
-def _setting(ask: Any, bucket: str, key: str) -> Any:
-    with ignoring("NoSuchPublicAccessBlockConfiguration", "NoSuchLifecycleConfiguration"):
-        return ask(Bucket=bucket)[key]
-    return None
-
-
-def _same(rule: Any, held: Any) -> bool:
-    """Return whether S3 holds a rule, of which it may leave out the empty filter."""
-    prefix = held.get("Filter", {}).get("Prefix") or ""
-    return bool({**held, "Filter": {"Prefix": prefix}} == rule)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -399,23 +344,22 @@ def content(session: AwsSession, bucket: str) -> Content:
     return Content(objects=len(sizes), size_bytes=sum(sizes))
 
 
-def delete_bucket(session: AwsSession, bucket: str) -> None:
-    """Delete every object, in all its versions, and the bucket. Raises botocore's errors."""
-    s3 = session.client("s3")
-    with ignoring("NoSuchBucket"):
-        found = [{"Key": one["Key"], "VersionId": one["VersionId"]} for one in _versions(session, bucket)]
-        for first in range(0, len(found), _AT_ONCE):
-            named = {"Objects": found[first : first + _AT_ONCE], "Quiet": True}
-            s3.delete_objects(Bucket=bucket, Delete=named)
-        s3.delete_bucket(Bucket=bucket)
+def empty_bucket(session: AwsSession, bucket: str) -> None:
+    """Delete every object, in all its versions. Raises botocore's errors."""
+    found = [{"Key": one["Key"], "VersionId": one["VersionId"]} for one in _versions(session, bucket)]
+    for first in range(0, len(found), _AT_ONCE):
+        named = {"Objects": found[first : first + _AT_ONCE], "Quiet": True}
+        session.client("s3").delete_objects(Bucket=bucket, Delete=named)
 
 
 def _versions(session: AwsSession, bucket: str) -> Iterator[Any]:
-    for page in session.client("s3").get_paginator("list_object_versions").paginate(Bucket=bucket):
-        yield from page.get("Versions", ())
-        yield from page.get("DeleteMarkers", ())
+    with ignoring("NoSuchBucket"):  # somebody deleted it by hand
+        for page in session.client("s3").get_paginator("list_object_versions").paginate(Bucket=bucket):
+            yield from page.get("Versions", ())
+            yield from page.get("DeleteMarkers", ())
 
 
+_AT_ONCE = 1000
 _MARKETS: tuple[Market, ...] = ("spot", "on_demand")
 _REFUSED = ("DENIED", "NOT_APPROVED", "CASE_CLOSED")
 _INVALID = "INVALID_REQUEST"

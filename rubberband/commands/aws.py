@@ -62,7 +62,7 @@ BudgetOption = Annotated[
 EmailOption = Annotated[
     str | None, typer.Option("--email", metavar="ADDRESS", help="Address for the alerts of the budget.")
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Change nothing, and print every policy.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Change nothing, and print the template.")]
 
 
 @aws.command()
@@ -94,7 +94,7 @@ def setup(
     look = look_at(session, home, wishes)
     _show(look, session, "make")
     if dry_run:
-        _print_policies(look)
+        print(json.dumps({"Resources": look.resources}, indent=2))
         return
     if not look.plan.steps:
         print("nothing to do: the account is set up")
@@ -205,12 +205,8 @@ def _show(look: AccountState, session: AwsSession, verb: str) -> None:
         print(f"  there:   {line}")
     for step in look.plan.steps:
         print(f"  {verb + ':':<8} {step.text.removeprefix(verb + ' ')}")
-
-
-def _print_policies(look: AccountState) -> None:
-    for role in look.roles:
-        for name, document in {"trust": role.trust, **role.policies}.items():
-            print(f"\n# role {role.name}: {name}\n{json.dumps(document, indent=2)}")
+        for part in step.parts:
+            print(f"             {part}")
 
 
 def _ask(question: str, yes: bool) -> None:

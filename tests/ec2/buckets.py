@@ -60,35 +60,6 @@ class Files(MutableMapping[str, bytes]):
         return sum(1 for _ in self)
 
 
-@operation("s3", "CreateBucket")
-def create_bucket(request: Request) -> dict[str, Any]:
-    """CreateBucket: a name is taken in all of AWS, and the region is named, except us-east-1."""
-    name, region = request.params["Bucket"], request.world.region
-    request.access.check("s3:CreateBucket", f"arn:aws:s3:::{name}")
-    named = request.params.get("CreateBucketConfiguration", {}).get("LocationConstraint")
-    if named != (None if region == "us-east-1" else region):
-        message = "The specified location-constraint is not valid"
-        raise FakeError("InvalidLocationConstraint" if named else "IllegalLocationConstraintException", message)
-    if name in request.world.buckets:
-        if request.world.facts(name).owner != ACCOUNT:
-            message = "The requested bucket name is not available. Please select a different name and try again."
-            raise FakeError("BucketAlreadyExists", message, 409)
-        if region != "us-east-1":
-            message = "Your previous request to create the named bucket succeeded and you already own it."
-            raise FakeError("BucketAlreadyOwnedByYou", message, 409)
-        return {"Location": f"/{name}"}
-    request.world.buckets[name] = request.world.new_bucket(name)
-    return {"Location": f"/{name}"}
-
-
-@operation("s3", "ListBuckets")
-def list_buckets(request: Request) -> dict[str, Any]:
-    """ListBuckets: the account's own, of all regions."""
-    request.access.check("s3:ListAllMyBuckets")
-    world = request.world
-    return {"Buckets": [{"Name": name} for name in sorted(world.buckets) if world.facts(name).owner == ACCOUNT]}
-
-
 @operation("s3", "HeadBucket")
 def head_bucket(request: Request) -> dict[str, Any]:
     bucket = request.params["Bucket"]
@@ -98,40 +69,6 @@ def head_bucket(request: Request) -> dict[str, Any]:
         status = error.http_status
         raise FakeError(str(status), "Not Found" if status == 404 else "Forbidden", status) from None
     return {"BucketRegion": request.world.facts(bucket).region}
-
-
-@operation("s3", "DeleteBucket")
-def delete_bucket(request: Request) -> dict[str, Any]:
-    """DeleteBucket, which wants it empty."""
-    bucket = request.params["Bucket"]
-    _check(request, "s3:DeleteBucket", bucket)
-    if request.world.buckets[bucket] or request.world.facts(bucket).deleted:
-        raise FakeError("BucketNotEmpty", "The bucket you tried to delete is not empty", 409)
-    if isinstance(gone := request.world.buckets.pop(bucket), Files):
-        gone.folder.rmdir()
-    request.world.bucket_facts.pop(bucket, None)
-    return {}
-
-
-@operation("s3", "PutPublicAccessBlock")
-def put_public_access_block(request: Request) -> dict[str, Any]:
-    _facts(request, "s3:PutBucketPublicAccessBlock").public_block = request.params["PublicAccessBlockConfiguration"]
-    return {}
-
-
-@operation("s3", "GetPublicAccessBlock")
-def get_public_access_block(request: Request) -> dict[str, Any]:
-    found = _facts(request, "s3:GetBucketPublicAccessBlock").public_block
-    if found is None:
-        message = "The public access block configuration was not found"
-        raise FakeError("NoSuchPublicAccessBlockConfiguration", message, 404)
-    return {"PublicAccessBlockConfiguration": found}
-
-
-@operation("s3", "PutBucketLifecycleConfiguration")
-def put_lifecycle(request: Request) -> dict[str, Any]:
-    _facts(request, "s3:PutLifecycleConfiguration").lifecycle = request.params["LifecycleConfiguration"]["Rules"]
-    return {}
 
 
 @operation("s3", "GetBucketLifecycleConfiguration")

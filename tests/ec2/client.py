@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import botocore.session
 from botocore import xform_name
@@ -163,18 +162,9 @@ def _base64(text: str | bytes) -> str:
 def _received(operation: str, result: dict[str, Any]) -> dict[str, Any]:
     if operation == "GetConsoleOutput":
         return {**result, "Output": base64.b64decode(result["Output"]).decode(errors="replace")}
-    if operation.endswith(("Role", "RolePolicy", "InstanceProfile")):
-        return {key: _read(key, value) for key, value in result.items()}
+    if operation == "GetTemplate":
+        return {**result, "TemplateBody": json.loads(result["TemplateBody"])}
     return result
-
-
-def _read(name: str, value: Any) -> Any:
-    """An answer of IAM, in which policies are quoted JSON."""
-    if name in ("PolicyDocument", "AssumeRolePolicyDocument"):
-        return json.loads(unquote(value))
-    if isinstance(value, dict):
-        return {key: _read(key, one) for key, one in value.items()}
-    return [_read("", one) for one in value] if isinstance(value, list) else value
 
 
 def _error_response(error: FakeError) -> dict[str, Any]:

@@ -16,5 +16,6 @@ from tests.ec2 import (  # noqa: F401
     price_list,
     reservations,
     schedules,
+    stacks,
 )
 from tests.ec2.request import OPERATIONS as OPERATIONS

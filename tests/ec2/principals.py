@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from rubberband.cloud.aws.account_parts import GUARD, HEAD, WORKER, Bounds, roles
+from rubberband.cloud.aws.account_parts import GUARD, HEAD, WORKER, Bounds, policies
 from tests.ec2.policy import Statement, statements
 from tests.ec2.world import ACCOUNT
 
@@ -36,5 +36,4 @@ def _shipped(principal: str) -> tuple[Statement, ...] | None:
     if kind is None:
         return None
     bounds = Bounds(account=ACCOUNT, owner="rubberband", bucket=BUCKET)
-    (role,) = (one for one in roles(bounds) if one.name == f"rubberband-{kind}")
-    return tuple(each for document in role.policies.values() for each in statements(document))
+    return tuple(each for document in policies(bounds)[kind].values() for each in statements(document))

@@ -266,6 +266,8 @@ class World:
         self.bucket_facts: dict[str, BucketFacts] = {}
         self.roles: dict[str, Any] = {}
         """Roles of IAM (`iam.Role`) that were made here; the profiles above have theirs without that."""
+        self.stacks: dict[str, Any] = {}
+        """Id -> a stack of CloudFormation (`stacks.Stack`)."""
         self.service_roles: set[str] = {"EC2Spot"}
         self.quota_requests: list[dict[str, Any]] = []
         self.budgets: dict[str, Any] = {}

@@ -78,15 +78,15 @@ def test_the_commands_of_the_laptop(aws: FakeCloud, folder: Path) -> None:
     up = "rubberband cloud up examples/digits-aws.yaml"
     outputs = [ran(commands, aws.outside(), folder) for commands in (*first, up, last)]
     setup, estimate, plan, up, down = outputs
-    assert "# role rubberband-head: session" in setup
-    assert "done: make role rubberband-worker" in setup
+    assert '"RoleName": "rubberband-head"' in setup
+    assert "done: make stack rubberband of CloudFormation" in setup
     expected = dict(re.findall(r"^\| ([\w ]+?) +\| (\d\.\d{6}) \|$", DOCUMENT, re.MULTILINE))
     bill = estimate.partition("The bill\n")[2].partition("\n\n")[0]
     assert expected == dict(re.findall(r"^ +([\w ]+?) +(\d\.\d{6})$", bill, re.MULTILINE))
     assert "quota:" in plan
     assert "aws ssm start-session" in up
     assert "ended head" in down
-    assert "done: delete role rubberband-head" in down
+    assert "done: delete stack rubberband of CloudFormation" in down
     assert not aws.fake.world.roles
     assert not aws.fake.living
 

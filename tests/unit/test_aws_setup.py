@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
@@ -13,7 +14,14 @@ import pytest
 from typer.testing import CliRunner
 
 from rubberband.cli import app
-from rubberband.cloud.aws.account_parts import Bounds, is_own, new_name, own_bucket, policy, roles
+from rubberband.cloud.aws.account_parts import (
+    Bounds,
+    bucket_resource,
+    new_bucket_name,
+    policies,
+    policy,
+    role_resources,
+)
 from rubberband.cloud.aws.boot import resolve
 from rubberband.cloud.aws.calls import NodeStart, Purchase, client_token, launch_request, tags_of
 from rubberband.cloud.aws.cleanup import end_everything
@@ -28,6 +36,7 @@ from rubberband.spec.loading import load_experiment, load_pool
 from tests.builders.aws_account import Account, offer, started
 from tests.ec2 import BUCKET, FakeError, Fault
 from tests.ec2.client import operation_names
+from tests.ec2.iam import Role
 from tests.ec2.policy import statements
 from tests.ec2.world import BucketFacts
 
@@ -44,6 +53,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Account:
     account.fake.world.empty()
     account.session = account.fake.session("admin")
     monkeypatch.setattr("rubberband.cloud.aws.calls.open_aws", lambda region: account.fake.session("admin"))
+    monkeypatch.setattr("rubberband.cloud.aws.account_parts._PAUSE_S", 0.0)
     return account
 
 
@@ -83,9 +93,9 @@ def test_a_new_account_gets_all_that_a_run_needs_and_no_file_needs_a_bucket(
     (bucket,) = world.buckets
     facts = world.facts(bucket)
     assert set(facts.public_block.values()) == {True}
-    days = {one["ID"]: one for one in facts.lifecycle}
+    days = {one["Id"]: one for one in facts.lifecycle}
     assert days["rubberband-uploads"]["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
-    assert days["rubberband-packages"]["Expiration"] == {"Days": 30}
+    assert days["rubberband-packages"]["ExpirationInDays"] == 30
     assert world.profiles == {"rubberband-head": "rubberband-head", "rubberband-worker": "rubberband-worker"}
     assert (world.scheduler_roles, world.service_roles) == ({"rubberband-guard"}, {"EC2Spot"})
     assert {one["QuotaCode"]: one["DesiredValue"] for one in world.quota_requests} == dict.fromkeys(QUOTAS, 16.0)
@@ -135,13 +145,13 @@ def test_quotas_are_not_asked_for_again_once_aws_refused(account: Account) -> No
     assert "AWS did not grant them" in text
 
 
-@pytest.mark.parametrize(
-    "operation", ["CreateBucket", "PutPublicAccessBlock", "PutRolePolicy", "AddRoleToInstanceProfile"]
-)
+@pytest.mark.parametrize("operation", ["CreateStack", "DescribeStacks", "RequestServiceQuotaIncrease"])
 @pytest.mark.parametrize("took_effect", [False, True])
 def test_a_half_made_setup_is_completed(account: Account, home: Path, operation: str, took_effect: bool) -> None:
     left_to_fail = [Fault.server_error(took_effect=took_effect)]
-    account.fake.fault = lambda call: left_to_fail.pop() if call.operation == operation and left_to_fail else None
+    account.fake.fault = lambda call: (
+        left_to_fail.pop() if call.operation == operation and changes(account) and left_to_fail else None
+    )
     code, text = say("setup", "--yes")
     assert (code, "run it again" in text) == (1, True), text
     assert remembered(home) is None
@@ -152,13 +162,43 @@ def test_a_half_made_setup_is_completed(account: Account, home: Path, operation:
     assert "nothing to do" in say("setup")[1]
 
 
-def test_a_role_that_iam_does_not_know_yet_is_waited_for(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rubberband.cloud.aws.account._PAUSES_S", (0.0, 0.0))
-    late = [Fault(error=FakeError("NoSuchEntity", "The role with name rubberband-head cannot be found.", 404))]
-    account.fake.fault = lambda call: late.pop() if call.operation == "PutRolePolicy" and late else None
+def test_a_resource_that_cannot_be_made_is_named_and_nothing_stays(account: Account, home: Path) -> None:
+    account.fake.world.roles["rubberband-worker"] = Role(trust="{}")
     code, text = say("setup", "--yes")
-    assert (code, late) == (0, []), text
-    assert "nothing to do" in say("setup")[1]
+    assert (code, "could not complete it (Worker: rubberband-worker already exists)" in text) == (1, True), text
+    assert (left(account), remembered(home)) == ({**NOTHING, "roles": ["rubberband-worker"]}, None)
+    account.fake.world.roles.clear()
+    assert say("setup", "--yes")[0] == 0
+
+
+def test_a_stack_that_is_broken_or_of_another_owner_is_not_changed(account: Account) -> None:
+    assert say("setup", "--yes", "--owner", "a.b")[0] == 0
+    code, text = say("setup", "--yes", "--owner", "a-b")
+    assert (code, "stack rubberband-a-b of CloudFormation is not of owner a-b" in text) == (1, True), text
+    (stack,) = account.fake.world.stacks.values()
+    stack.result = "UPDATE_ROLLBACK_FAILED"
+    code, text = say("setup", "--yes", "--owner", "a.b")
+    assert (code, "is UPDATE_ROLLBACK_FAILED; run `rubberband aws teardown` first" in text) == (1, True), text
+    assert left(account)["roles"] == ["a.b-guard", "a.b-head", "a.b-worker"]
+
+
+def test_a_later_setup_changes_what_was_made_and_keeps_the_rest(account: Account) -> None:
+    say("setup", "--yes", "--types", "g5.*")
+    (bucket,) = account.fake.world.buckets
+    code, text = say("setup", "--yes", "--types", "g6.xlarge")
+    assert (code, "change role rubberband-head (policies: rubberband, session)" in text) == (0, True), text
+    assert "g5" not in account.fake.world.roles["rubberband-head"].policies["rubberband"]
+    account.fake.world.buckets["mine"] = {}
+    assert say("setup", "--yes", "--bucket", "mine")[0] == 0
+    assert sorted(account.fake.world.buckets) == ["mine", bucket]
+
+
+def test_the_template_is_as_cloudformation_has_it() -> None:
+    cfnlint = pytest.importorskip("cfnlint.api")
+    bounds = Bounds(account="123456789012", owner="team", bucket="b", region="eu-west-1", types=("g5.*",))
+    template = json.dumps({"Resources": {**role_resources(bounds), "Bucket": bucket_resource("rubberband-0")}})
+    assert [str(one) for one in cfnlint.lint_all(template) if not one.rule.id.startswith("I")] == []
+    assert len(template) < 51_200
 
 
 def test_the_free_plan_is_named_and_changes_nothing(account: Account) -> None:
@@ -189,35 +229,6 @@ def test_a_dry_run_prints_every_policy_and_makes_nothing(account: Account) -> No
     ):
         assert name in text
     assert changes(account) == []
-
-
-def test_roles_of_earlier_instructions_are_brought_to_the_least_rights(account: Account) -> None:
-    say("setup", "--yes")
-    role = account.fake.world.roles["rubberband-head"]
-    managed = "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"
-    role.attached.add(managed)
-    role.tags.clear()
-    wide = json.loads(role.policies["rubberband"])
-    wide["Statement"].append({"Effect": "Allow", "Action": "kms:Decrypt", "Resource": "*"})
-    role.policies["rubberband"] = json.dumps(wide)
-    code, text = say("setup", "--yes")
-    assert code == 0
-    assert "detach AmazonSSMManagedInstanceCore" in text
-    assert "correct policy rubberband" in text
-    assert managed not in role.attached
-    assert "kms:" not in role.policies["rubberband"]
-    assert role.tags == {"rubberband:owner": "rubberband"}
-
-
-def test_rules_of_the_users_in_the_bucket_stay(account: Account) -> None:
-    say("setup", "--yes")
-    (bucket,) = account.fake.world.buckets
-    facts = account.fake.world.facts(bucket)
-    mine = {"ID": "mine", "Status": "Enabled", "Filter": {"Prefix": "logs/"}, "Expiration": {"Days": 7}}
-    facts.lifecycle = [mine, facts.lifecycle[0]]
-    code, _ = say("setup", "--yes")
-    assert code == 0
-    assert {one["ID"] for one in facts.lifecycle} == {"mine", "rubberband-uploads", "rubberband-packages"}
 
 
 Refusal = Callable[[Account], None]
@@ -323,20 +334,29 @@ def test_checkpoints_are_deleted_only_where_that_is_said(account: Account) -> No
     account.fake.world.facts(bucket).deleted.add("digits/run/old")
     assert say("teardown", "--yes")[0] == 0
     assert left(account) == {**NOTHING, "buckets": [bucket]}
+    assert "nothing to delete" in say("teardown", "--yes")[1]
+    assert say("setup", "--yes")[0] == 0
+    assert list(account.fake.world.buckets) == [bucket]
     code, text = say("teardown", "--yes", "--delete-checkpoints")
     assert (code, left(account)) == (0, NOTHING), text
 
 
-def test_a_teardown_that_was_cut_off_is_completed(account: Account) -> None:
+def test_a_teardown_that_was_cut_off_is_completed(account: Account, home: Path) -> None:
     say("setup", "--yes")
+    (bucket,) = account.fake.world.buckets
     cut = [Fault.server_error(took_effect=True)]
-    account.fake.fault = lambda call: cut.pop() if call.operation == "DeleteInstanceProfile" and cut else None
-    assert say("teardown", "--yes")[0] == 1
+    account.fake.fault = lambda call: cut.pop() if call.operation == "DeleteStack" and cut else None
+    account.fake.world.buckets[bucket]["packages/late.whl"] = b"1"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rubberband.cloud.aws.account.empty_bucket", lambda session, bucket: None)
+        assert say("teardown", "--yes")[0] == 1
+        code, text = say("teardown", "--yes")
+    assert (code, "Bucket: The bucket you tried to delete is not empty" in text) == (1, True), text
     assert say("teardown", "--yes")[0] == 0
-    assert left(account) == NOTHING
+    assert (left(account), remembered(home)) == (NOTHING, None)
 
 
-def test_a_teardown_is_refused_while_instances_live_and_leaves_roles_of_others(account: Account) -> None:
+def test_a_teardown_is_refused_while_instances_live(account: Account) -> None:
     say("setup", "--yes")
     started(account)
     code, text = say("teardown", "--yes")
@@ -344,9 +364,8 @@ def test_a_teardown_is_refused_while_instances_live_and_leaves_roles_of_others(a
     (instance,) = account.fake.living
     account.fake.break_down(instance.instance_id)
     account.sleep(120.0)
-    account.fake.world.roles["rubberband-head"].tags.clear()
-    code, text = say("teardown", "--yes")
-    assert (code, left(account)["roles"]) == (0, ["rubberband-head"]), text
+    assert say("teardown", "--yes")[0] == 0
+    assert left(account) == NOTHING
 
 
 def test_a_teardown_sees_instances_of_other_regions(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,9 +404,10 @@ def test_a_worker_writes_checkpoints_and_nothing_that_others_run() -> None:
 
 
 def test_roles_of_another_owner_name_only_its_own() -> None:
-    made = roles(Bounds(account="123456789012", owner="team", bucket="b"))
-    assert [role.name for role in made] == ["team-head", "team-worker", "team-guard"]
-    text = json.dumps([role.policies for role in made])
+    made = role_resources(Bounds(account="123456789012", owner="team", bucket="b"))
+    names = [one["Properties"]["RoleName"] for one in made.values() if one["Type"] == "AWS::IAM::Role"]
+    assert names == ["team-head", "team-worker", "team-guard"]
+    text = json.dumps(made)
     for ours in ('rubberband:owner": "rubberband"', "rubberband/rubberband", "role/rubberband", "BUCKET", "OWNER"):
         assert ours not in text
     assert "KEY" in json.dumps(policy("kms", Bounds(account="1", owner="team", bucket="b")))
@@ -456,9 +476,6 @@ def test_an_instance_that_kms_keeps_from_starting_names_the_remedy() -> None:
     assert "kms" not in why({"StateReason": {"Code": "Server.InternalError", "Message": "x"}}, lease_over=False)
 
 
-NOT_YET = FakeError("NoSuchEntity", "The role with name rubberband-worker cannot be found.", 404)
-
-
 def test_a_request_that_is_open_is_waited_for_and_holds_up_nothing(account: Account, home: Path) -> None:
     quotas = account.session.client("service-quotas")
     quotas.request_service_quota_increase(ServiceCode="ec2", QuotaCode="L-DB2E81BA", DesiredValue=4.0)
@@ -472,33 +489,19 @@ def test_a_request_that_is_open_is_waited_for_and_holds_up_nothing(account: Acco
     assert "nothing to do" in say("setup", "--yes")[1], "the second page of the history has the second request"
 
 
-def test_a_profile_that_iam_never_settles_is_an_error(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rubberband.cloud.aws.account._PAUSES_S", (0.0, 0.0))
-    account.fake.fault = lambda call: Fault(error=NOT_YET) if call.operation == "AddRoleToInstanceProfile" else None
-    code, text = say("setup", "--yes")
-    assert (code, "cannot be found" in text) == (1, True), text
-    assert "are left, run it again" in text
-
-
-def test_a_bucket_of_another_region_or_owner_is_not_taken_for_ones_own(account: Account) -> None:
-    world, name = account.fake.world, new_name("rubberband")
-    assert is_own(name, "rubberband")
-    world.buckets |= {name: {}, new_name("team"): {}, "rubberband-mine": {}}
-    world.bucket_facts[name] = BucketFacts(region="eu-west-1")
-    assert own_bucket(account.session, "rubberband") is None
-    world.bucket_facts[name] = BucketFacts(region="us-east-1")
-    assert own_bucket(account.session, "rubberband") == name
+def test_the_name_of_a_bucket_is_random_and_has_its_owners() -> None:
+    assert re.fullmatch(r"rubberband-[0-9a-f]{12}", new_bucket_name("rubberband"))
+    assert re.fullmatch(r"rubberband-my-team-[0-9a-f]{12}", new_bucket_name("My_Team"))
 
 
 def test_roles_are_of_this_account_this_region_and_these_types() -> None:
     bounds = Bounds(account="123456789012", owner="team", bucket="b", region="eu-west-1", types=("g5.*",))
-    head, _, guard = roles(bounds)
-    (launch,) = (
-        one for one in head.policies["rubberband"]["Statement"] if one.get("Sid") == "LaunchOnlyTaggedInstances"
-    )
+    driver = policies(bounds)["head"]["rubberband"]
+    (launch,) = (one for one in driver["Statement"] if one.get("Sid") == "LaunchOnlyTaggedInstances")
     assert launch["Condition"]["StringEquals"]["ec2:Region"] == "eu-west-1"
     assert launch["Condition"]["StringLike"] == {"ec2:InstanceType": ["g5.*"]}
-    (may_assume,) = guard.trust["Statement"]
+    guard = role_resources(bounds)["Guard"]["Properties"]
+    (may_assume,) = guard["AssumeRolePolicyDocument"]["Statement"]
     assert may_assume["Principal"] == {"Service": "scheduler.amazonaws.com"}
     assert may_assume["Condition"] == {"StringEquals": {"aws:SourceAccount": "123456789012"}}
 

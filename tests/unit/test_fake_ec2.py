@@ -13,7 +13,9 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError, ParamValidationError
 
+from rubberband.cloud.aws.account_parts import Bounds, bucket_resource, role_resources
 from tests.builders.fake_launches import START, TAGS, Launches, Rental, spot
+from tests.builders.waiting import eventually
 from tests.ec2 import BUCKET
 from tests.ec2.client import operation_names
 from tests.ec2.operations import OPERATIONS
@@ -354,32 +356,33 @@ def test_a_bucket_keeps_what_is_put_into_it(cloud: Cloud) -> None:
     assert refused(s3.head_bucket, Bucket="another") == "404"
 
 
-def test_a_role_its_policies_and_its_profile_are_made_and_deleted_from_the_inside_out(cloud: Cloud) -> None:
-    iam, role, policy = cloud.client("iam"), {"RoleName": "mine"}, {"PolicyName": "p"}
-    profile = {"InstanceProfileName": "mine"}
-    service = {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}
-    trust = json.dumps({"Version": "2012-10-17", "Statement": [service]})
-    allows = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
-    assert refused(iam.get_role, **role) == "NoSuchEntity"
-    iam.create_role(**role, AssumeRolePolicyDocument=trust, Tags=OWNER)
-    assert refused(iam.create_role, **role, AssumeRolePolicyDocument=trust) == "EntityAlreadyExists"
-    assert iam.get_role(**role)["Role"]["AssumeRolePolicyDocument"] == json.loads(trust)
-    assert refused(iam.put_role_policy, **role, **policy, PolicyDocument="{") == "MalformedPolicyDocument"
-    iam.put_role_policy(**role, **policy, PolicyDocument=json.dumps(allows))
-    assert iam.get_role_policy(**role, **policy)["PolicyDocument"] == allows
-    assert iam.list_role_policies(**role)["PolicyNames"] == ["p"]
-    iam.create_instance_profile(**profile)
-    assert refused(iam.create_instance_profile, **profile) == "EntityAlreadyExists"
-    iam.add_role_to_instance_profile(**profile, **role)
-    assert refused(iam.add_role_to_instance_profile, **profile, **role) == "LimitExceeded"
-    (held,) = iam.get_instance_profile(**profile)["InstanceProfile"]["Roles"]
-    assert held["RoleName"] == "mine"
-    assert refused(iam.delete_role, **role) == "DeleteConflict"
-    iam.remove_role_from_instance_profile(**profile, **role)
-    iam.delete_instance_profile(**profile)
-    iam.delete_role_policy(**role, **policy)
-    iam.delete_role(**role)
-    assert refused(iam.delete_role, **role) == refused(iam.get_instance_profile, **profile) == "NoSuchEntity"
+def test_a_stack_is_made_changed_and_deleted(cloud: Cloud) -> None:
+    cloudformation, name = cloud.client("cloudformation"), {"StackName": "mine"}
+    bounds = Bounds(account="123456789012", owner="mine", bucket="mine-0123")
+    resources = {**role_resources(bounds), "Bucket": bucket_resource("mine-0123")}
+    words = {**name, "Capabilities": ["CAPABILITY_NAMED_IAM"], "Tags": OWNER}
+    assert refused(cloudformation.describe_stacks, **name) == "ValidationError"
+    made = cloudformation.create_stack(**words, TemplateBody=json.dumps({"Resources": resources}))["StackId"]
+
+    def settled() -> str:
+        eventually(lambda: not status().endswith("_IN_PROGRESS"), "the end of a change")
+        return status()
+
+    def status() -> str:
+        return str(cloudformation.describe_stacks(StackName=made)["Stacks"][0]["StackStatus"])
+
+    assert settled() == "CREATE_COMPLETE"
+    assert cloudformation.describe_stacks(**name)["Stacks"][0]["Tags"] == OWNER
+    assert cloudformation.get_template(**name)["TemplateBody"] == {"Resources": resources}
+    assert cloudformation.describe_stack_events(**name)["StackEvents"][-1]["LogicalResourceId"]
+    cloud.client("s3").head_bucket(Bucket="mine-0123")
+    kept = {"Bucket": resources["Bucket"]}
+    assert cloudformation.update_stack(**words, TemplateBody=json.dumps({"Resources": kept}))["StackId"] == made
+    assert settled() == "UPDATE_COMPLETE"
+    cloudformation.delete_stack(StackName=made)
+    assert settled() == "DELETE_COMPLETE"
+    assert refused(cloudformation.describe_stacks, **name) == "ValidationError"
+    assert refused(cloud.client("s3").head_bucket, Bucket="mine-0123") == "404"
 
 
 def test_budgets_are_of_a_name(cloud: Cloud) -> None:
