@@ -31,7 +31,7 @@ from rubberband.cloud.aws.errors import in_one_line
 from rubberband.cloud.aws.images import built_image, choose_image
 from rubberband.cloud.aws.installing import Installation, what_to_install
 from rubberband.cloud.aws.joining import publish_token, token_parameter
-from rubberband.cloud.aws.network import OwnInstance, check_group, choose_subnets, ensure_group, own_place
+from rubberband.cloud.aws.network import OwnInstance, choose_subnets, ensure_group, own_place
 from rubberband.cloud.aws.prices import TypeFacts
 from rubberband.cloud.aws.s3 import Packages
 from rubberband.cloud.ray_head import ray_node
@@ -254,7 +254,5 @@ def _in_zone(subnets: Mapping[str, str], held: Reservation) -> dict[str, str]:
 
 
 def security_group(session: AwsSession, words: Aws, vpc: str, sleep: Callable[[float], None] = time.sleep) -> str:
-    """Return the group that instances and the head share. Raises as `check_group` and `ensure_group` do."""
-    if words.security_group is not None:
-        return check_group(session, words.security_group, vpc)
-    return ensure_group(session, words.owner, vpc, sleep=sleep)
+    """Return the group that instances and the head share. Raises as `ensure_group` does."""
+    return words.security_group or ensure_group(session, words.owner, vpc, sleep=sleep)

@@ -280,9 +280,6 @@ def mismatch(machine: Mapping[str, Any], choice: Purchase) -> str:
     market: Market = "spot" if machine.get("InstanceLifecycle") == "spot" else "on_demand"
     if market != choice.market:
         return f"it was bought {_MARKETS[market]} and {_MARKETS[choice.market]} was asked for"
-    tenancy = machine.get("Placement", {}).get("Tenancy", "default")
-    if tenancy != "default":
-        return f"it is on {tenancy} hardware, which costs more, and shared hardware was asked for"
     if machine.get("MetadataOptions", {}).get("HttpTokens", "required") != "required":
         return "its metadata service answers without a token (HttpTokens is not `required`)"
     return ""

@@ -16,7 +16,7 @@ from typing import Any
 
 from rubberband.cloud.aws.calls import AwsSession, Reservation
 from rubberband.cloud.aws.client import described_types, instances, pages
-from rubberband.cloud.aws.errors import FAILURES, code_of, explain, ignoring
+from rubberband.cloud.aws.errors import FAILURES, code_of, explain, ignoring, in_one_line
 from rubberband.cloud.catalogue import LiveTable, types_of
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Resources
@@ -220,29 +220,17 @@ _KEY = "resources.aws.reservation"
 def reservation_of(session: AwsSession, reservation_id: str | None, instance_type: str) -> Reservation | None:
     """Return the reservation that the user names; None without one.
 
-    Raises InputError if it does not exist, is of another type, or is not for Linux on shared hardware; botocore's
-    errors.
+    Raises InputError if it does not exist, or is of another type.
     """
     if reservation_id is None:
         return None
-    found = []
-    with ignoring("InvalidCapacityReservationId"):
+    with in_one_line():
         answer = session.client("ec2").describe_capacity_reservations(CapacityReservationIds=[reservation_id])
-        found = answer["CapacityReservations"]
-    if not found:
-        raise InputError(
-            f"{_KEY}: this account has no {reservation_id} in {session.region}; correct it, or leave it out"
-        )
-    shown = found[0]
+    (shown,) = answer["CapacityReservations"]
     if shown["InstanceType"] != instance_type:
         raise InputError(
             f"{_KEY}: {reservation_id} is of {shown['InstanceType']}, and {instance_type} is asked for; set "
             f"resources.instance_type: {shown['InstanceType']}"
-        )
-    kind = shown.get("InstancePlatform", "Linux/UNIX"), shown.get("Tenancy", "default")
-    if kind != ("Linux/UNIX", "default"):
-        raise InputError(
-            f"{_KEY}: {reservation_id} is for {kind[0]} ({kind[1]} tenancy); name one for Linux/UNIX on shared hardware"
         )
     end = shown.get("EndDate")
     return Reservation(

@@ -240,6 +240,7 @@ _REMEDIES = (
     ("InvalidSecurityGroup", "correct resources.aws.security_group"),
     ("InvalidCapacityReservation", "correct resources.aws.reservation, or leave it out"),
     ("InvalidKeyPair", "correct resources.aws.key_name, or leave it out"),
+    ("InvalidBlockDeviceMapping", "raise resources.aws.volume_gb, or leave it out"),
     ("Blocked", "AWS has blocked the account: answer its mails, or open a case (console: Support)"),
     ("PendingVerification", "AWS verifies new accounts for some hours; try again then"),
     ("ParameterNotFound", "correct the ssm: parameter of resources.aws.image"),

@@ -251,8 +251,7 @@ def launch_in_some_zone(
             return _with_a_token(session, request, sleep, role)
         except ClientError as error:
             if verdict(error) != "capacity":
-                refused = refused_launch(error, machines.instance_profile, machines.key_name, profile_key)
-                raise InputError(refused) from None
+                raise InputError(refused_launch(error, machines.instance_profile, profile_key)) from None
             refusals.append(f"{zone}: {code_of(error)}")
     raise ProviderError(
         f"no zone has a {instance_type} for the {role} ({', '.join(refusals)}); choose another {type_key}, or try "

@@ -35,7 +35,6 @@ from rubberband.cloud.catalogue import Table
 from rubberband.cloud.clock import Waiting
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Aws
-from rubberband.units import shown
 
 _GPU_IMAGE = "/aws/service/deeplearning/ami/{}/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
 _CPU_IMAGE = "/aws/service/canonical/ubuntu/server/22.04/stable/current/{}/hvm/ebs-gp2/ami-id"
@@ -64,8 +63,8 @@ class Image:
 def find_image(session: AwsSession, word: str | None, facts: TypeFacts, *, installs: bool) -> Image:
     """Return the image of `resources.aws.image`, or the type's default; `installs`: it installs packages at boot.
 
-    Raises InputError if there is none, if it does not run on the type, or if the default one has no driver for the
-    type's GPUs; botocore's errors.
+    Raises InputError if this account may not use it, or if the default one has no driver for the type's GPUs;
+    botocore's errors.
     """
     if word is None:
         if installs and facts.gpu in _FOREIGN_GPUS:
@@ -77,13 +76,7 @@ def find_image(session: AwsSession, word: str | None, facts: TypeFacts, *, insta
         image_id = _parameter(session, default_parameter(facts))
     else:
         image_id = _parameter(session, word.removeprefix("ssm:")) if word.startswith("ssm:") else word
-    image = described_image(session, image_id)
-    if image.architecture not in facts.architectures:
-        raise InputError(
-            f"resources.aws.image: {image_id} is for {image.architecture}, and {facts.instance_type} is "
-            f"{' or '.join(facts.architectures)}; give an image for that, or another instance_type"
-        )
-    return image
+    return described_image(session, image_id)
 
 
 def choose_image(
@@ -98,18 +91,12 @@ def choose_image(
     """Return the image that a type boots, and the size of the root volume to request (None: the image's own).
 
     `own` is the owner's image with the environment, if there is one; `volume_gb` the size that the file asks for. The
-    default image without GPUs gets room for the packages that it `installs`. Raises as `find_image` does, and
-    InputError if `volume_gb` is smaller than the image.
+    default image without GPUs gets room for the packages that it `installs`. Raises as `find_image` does.
     """
     image = own or find_image(session, word, facts, installs=installs)
     if volume_gb is None:
         is_plain = word is None and not facts.gpus and installs and own is None
         return image, _INSTALLED_GB if is_plain and (image.root_gb or 0) < _INSTALLED_GB else None
-    if image.root_gb is not None and volume_gb < image.root_gb:
-        raise InputError(
-            f"resources.aws.volume_gb: {volume_gb} GB are less than the {image.root_gb} GB of {image.image_id}; raise "
-            "it, or leave it out"
-        )
     return image, volume_gb
 
 
@@ -120,26 +107,14 @@ def default_parameter(facts: TypeFacts) -> str:
 
 
 def _parameter(session: AwsSession, name: str) -> str:
-    with ignoring("ParameterNotFound", "ValidationException"):
-        return str(session.client("ssm").get_parameter(Name=name)["Parameter"]["Value"])
-    raise InputError(
-        f"resources.aws.image: there is no SSM parameter {name} in {session.region}; give an AMI (ami-…) or a "
-        "parameter that names one (ssm:/…)"
-    )
+    return str(session.client("ssm").get_parameter(Name=name)["Parameter"]["Value"])
 
 
 def described_image(session: AwsSession, image_id: str) -> Image:
     """Return an AMI by its id. Raises InputError if this account may use none of that id; botocore's errors."""
-    images = []
-    with ignoring("InvalidAMIID"):
-        images = session.client("ec2").describe_images(ImageIds=[image_id])["Images"]
-    if images and images[0].get("State") == "pending":
-        raise InputError(f"resources.aws.image: {image_id} is still being made; wait until EC2 shows it as available")
-    if not images or images[0].get("State", "available") != "available":
-        raise InputError(
-            f"resources.aws.image: there is no image {shown(image_id)} in {session.region} that this account may use; "
-            "images belong to one region: give one of this region, or leave it out"
-        )
+    images = session.client("ec2").describe_images(ImageIds=[image_id])["Images"]
+    if not images:
+        raise InputError(f"resources.aws.image: this account may use no {image_id} in {session.region}; give another")
     image = images[0]
     if charge := _charge(image):
         raise InputError(

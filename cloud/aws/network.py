@@ -76,14 +76,15 @@ def own_address(address: str) -> str:
 
 
 def zones_of(session: AwsSession, instance_type: str) -> tuple[str, ...]:
-    """Return the zones that have the type, in order. Raises botocore's errors."""
+    """Return the region's own zones that have the type, in order, without Local Zones (us-east-1-bos-1a), which have
+    prices of their own. Raises botocore's errors."""
     found = pages(
         session.client("ec2").describe_instance_type_offerings,
         "InstanceTypeOfferings",
         LocationType="availability-zone",
         Filters=[{"Name": "instance-type", "Values": [instance_type]}],
     )
-    return tuple(sorted(one["Location"] for one in found))
+    return tuple(sorted(one["Location"] for one in found if one["Location"][:-1] == session.region))
 
 
 def choose_subnets(
@@ -92,8 +93,8 @@ def choose_subnets(
     """Return the VPC, and zone -> subnet in the order in which they are tried: those `asked`, or one for each zone.
 
     The default is the driver's VPC (its own zone first), or else the default VPC. Raises InputError for subnets that
-    do not exist or lie in several VPCs, if none lies in a zone that has the type, and where instances cost more than
-    the region's prices for shared hardware; botocore's errors.
+    lie in several VPCs, if none lies in a zone that has the type, and where instances cost more than the region's
+    prices for shared hardware; botocore's errors.
     """
     if place is not None and place.region != session.region:
         place = None
@@ -128,45 +129,19 @@ def _check_tenancy(session: AwsSession, vpc: str) -> None:
 
 
 def _asked(session: AwsSession, asked: Sequence[str]) -> list[Any]:
-    try:
-        found = {
-            one["SubnetId"]: one for one in session.client("ec2").describe_subnets(SubnetIds=list(asked))["Subnets"]
-        }
-    except Exception as error:
-        if not code_of(error).startswith("InvalidSubnetID"):
-            raise
-        raise InputError(
-            f"resources.aws.subnets: not all of {', '.join(asked)} are subnets of this account in {session.region} "
-            f"({error}); correct them, or leave them out"
-        ) from None
+    shown = session.client("ec2").describe_subnets(SubnetIds=list(asked))["Subnets"]
+    found = {one["SubnetId"]: one for one in shown}
     subnets = [found[each] for each in asked]
-    if outside := [one for one in subnets if not _in_region(session, one)]:
-        where = ", ".join(f"{one['SubnetId']} in {one['AvailabilityZone']}" for one in outside)
-        raise InputError(
-            f"resources.aws.subnets: {where}: Local and Wavelength Zones have prices of their own, which "
-            f"RubberBand does not count; keep subnets in the zones of {session.region} itself"
-        )
-    if without := [one["SubnetId"] for one in subnets if one.get("Ipv6Native")]:
-        raise InputError(
-            f"resources.aws.subnets: {', '.join(without)} has no IPv4 addresses, by which instances and their head "
-            "reach each other; name subnets that have"
-        )
     if len({subnet["VpcId"] for subnet in subnets}) > 1:
         where = ", ".join(f"{subnet['SubnetId']} in {subnet['VpcId']}" for subnet in subnets)
         raise InputError(f"resources.aws.subnets: they lie in several VPCs ({where}); keep those of one")
     return subnets
 
 
-def _in_region(session: AwsSession, subnet: Any) -> bool:
-    """Return whether a subnet is in a zone of the region, not in a Local Zone and the like (us-east-1-bos-1a)."""
-    return str(subnet["AvailabilityZone"])[:-1] == session.region
-
-
 def _of_vpc(session: AwsSession, place: OwnInstance | None) -> list[Any]:
     ec2 = session.client("ec2")
     vpc = place.vpc if place is not None else _default_vpc(ec2, session.region)
-    shown = pages(ec2.describe_subnets, "Subnets", Filters=[{"Name": "vpc-id", "Values": [vpc]}])
-    found = [one for one in shown if _in_region(session, one) and not one.get("Ipv6Native")]
+    found = list(pages(ec2.describe_subnets, "Subnets", Filters=[{"Name": "vpc-id", "Values": [vpc]}]))
     if not found:
         raise InputError(f"resources.aws.subnets: {vpc} has no subnets in {session.region}; make one, or name others")
     own = place.subnet if place is not None else ""
@@ -203,17 +178,6 @@ def _default_vpc(ec2: Any, region: str) -> str:
 def group_name(owner: str) -> str:
     """Return the name of an owner's security group."""
     return "rubberband" if owner == "rubberband" else f"rubberband-{owner}"
-
-
-def check_group(session: AwsSession, group: str, vpc: str) -> str:
-    """Return `group`. Raises InputError unless it is a security group of the VPC; botocore's errors."""
-    found = []
-    with ignoring("InvalidGroup"):
-        found = session.client("ec2").describe_security_groups(GroupIds=[group])["SecurityGroups"]
-    if not found or found[0].get("VpcId") != vpc:
-        where = f"is in {found[0].get('VpcId')}, and the subnets are in {vpc}" if found else "does not exist"
-        raise InputError(f"resources.aws.security_group: {group} {where}; correct it, or leave it out")
-    return group
 
 
 def ensure_group(session: AwsSession, owner: str, vpc: str, *, sleep: Callable[[float], None] = time.sleep) -> str:

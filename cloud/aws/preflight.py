@@ -351,22 +351,16 @@ def _dry_run(session: AwsSession, machines: Machines, offer: Offer, market: Mark
         session.client("ec2").run_instances(**request, DryRun=True)
     except ClientError as error:
         if code_of(error) != "DryRunOperation":
-            refused = refused_launch(error, machines.instance_profile, machines.key_name)
-            raise InputError(refused) from None
+            raise InputError(refused_launch(error, machines.instance_profile)) from None
 
 
-def refused_launch(error: ClientError, profile: str, key_name: str | None, key: str = "worker_profile") -> str:
+def refused_launch(error: ClientError, profile: str, key: str = "worker_profile") -> str:
     """Return one line: why EC2 refuses to launch, with the remedy. `key`: the field that names the profile."""
     said = str(error)
     if "iamInstanceProfile" in said or "IAM Instance Profile" in said:
         return (
             f"resources.aws.{key}: EC2 knows no instance profile {shown(profile)} that has a role; run "
             "`rubberband aws setup` (it is known some seconds later), or name another"
-        )
-    if code_of(error).startswith("InvalidKeyPair"):
-        return (
-            f"resources.aws.key_name: there is no key pair {shown(key_name)} in this region; import it "
-            "(`aws ec2 import-key-pair`), or leave it out"
         )
     if key == "head_profile" and "iam:PassRole" in said:
         return (

@@ -80,7 +80,6 @@ class Instance:
     """Of its other volumes."""
     further_iops: int = 0
     """Of its volumes, above those in the price of gp3."""
-    tenancy: Literal["default", "dedicated"] = "default"
     """What its image costs, beside the rent."""
     public_address: bool = False
     """An instance of several interfaces gets none, whatever its subnet says."""
@@ -192,7 +191,7 @@ class Instance:
             "Placement": {
                 "AvailabilityZone": self.zone,
                 "GroupName": self.placement_group or "",
-                "Tenancy": self.tenancy,
+                "Tenancy": "default",
             },
             "MetadataOptions": {"State": "applied", **self.metadata_options},
             "ClientToken": self.client_token,

@@ -186,7 +186,6 @@ def _instance(request: Request, order: Order, reservation_id: str, index: int) -
         volume_gb=order.volume_gb,
         further_gb=order.image.volume_gb * len(order.image.lasting_disks),
         further_iops=order.further_iops,
-        tenancy=world.vpcs[order.subnet.vpc_id].tenancy,
         public_address=public,
         nat_gb=0.0 if public else world.downloads_gb,
         fabric=tuple(one.get("NetworkCardIndex", 0) for one in order.interfaces if "efa" in one["InterfaceType"]),

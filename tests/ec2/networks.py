@@ -174,7 +174,6 @@ def _shown_subnet(request: Request, subnet: Subnet) -> dict[str, Any]:
         "VpcId": subnet.vpc_id,
         "AvailabilityZone": subnet.zone,
         "AvailableIpAddressCount": subnet.free_addresses,
-        "Ipv6Native": subnet.ipv6_only,
         "DefaultForAz": subnet.default,
         "MapPublicIpOnLaunch": subnet.public,
         "State": "available",

@@ -32,7 +32,7 @@ def _shown(request: Request, one: Reservation) -> dict[str, Any]:
     return {
         "CapacityReservationId": one.reservation_id,
         "InstanceType": one.instance_type,
-        "InstancePlatform": one.platform,
+        "InstancePlatform": "Linux/UNIX",
         "AvailabilityZone": one.zone,
         "Tenancy": "default",
         "TotalInstanceCount": one.instances,

@@ -86,8 +86,6 @@ class Subnet:
     public: bool = True
     """Whether instances get public addresses and a route to the Internet's gateway; else there is a NAT gateway."""
     free_addresses: int = 4091
-    ipv6_only: bool = False
-    """Whether its instances get no IPv4 address."""
     s3_endpoint: bool = False
     """Whether a gateway endpoint of S3 is in its route table."""
     tags: dict[str, str] = field(default_factory=dict)
@@ -155,7 +153,6 @@ class Reservation:
     kind: Literal["default", "capacity-block"] = "default"
     begins_at: float = 0.0
     ends_at: float | None = None
-    platform: str = "Linux/UNIX"
 
     def state(self, now: float) -> str:
         """As DescribeCapacityReservations has it."""

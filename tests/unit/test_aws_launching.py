@@ -285,20 +285,12 @@ def test_an_ignored_spot_flag_is_an_error_and_ends_it(world: World) -> None:
     assert world.living == []
 
 
-def test_an_instance_on_dedicated_hardware_is_ended_at_once(world: World) -> None:
-    (vpc,) = world.fake.world.vpcs
-    world.fake.world.vpcs[vpc] = replace(world.fake.world.vpcs[vpc], tenancy="dedicated")
-    with pytest.raises(ProviderError, match="it is on dedicated hardware, which costs more"):
-        world.driver().launch("a")
-    assert world.living == []
-
-
 def test_a_look_ends_what_is_not_what_was_asked_for(world: World) -> None:
     driver = world.driver()
     driver.launch("a")
     assert world.look(driver)["a"].state == "pending"
     (instance,) = world.fake.living
-    instance.tenancy = "dedicated"
+    instance.metadata_options["HttpTokens"] = "optional"
     world.look(driver)
     assert world.living == []
 
@@ -309,7 +301,6 @@ BOUGHT = Purchase(
 AS_BOUGHT = {
     "InstanceType": "g5.xlarge",
     "InstanceLifecycle": "spot",
-    "Placement": {"Tenancy": "default"},
     "MetadataOptions": {"HttpTokens": "required"},
 }
 
@@ -322,7 +313,6 @@ AS_BOUGHT = {
         (BOUGHT, {"InstanceType": "g5.48xlarge"}, "it is a g5.48xlarge and g5.xlarge was asked for"),
         (BOUGHT, {"InstanceLifecycle": "scheduled"}, "it was bought on demand and on the spot market was asked for"),
         (replace(BOUGHT, market="on_demand"), {}, "it was bought on the spot market and on demand was asked for"),
-        (BOUGHT, {"Placement": {"Tenancy": "host"}}, "it is on host hardware"),
         (BOUGHT, {"MetadataOptions": {"HttpTokens": "optional"}}, "answers without a token"),
     ],
 )

@@ -75,8 +75,16 @@ Before = Callable[[Account], None] | None
         (None, {"checkpoints": None}, r"resources\.checkpoints: .*give s3://bucket/prefix"),
         (None, {"checkpoints": "s3://nowhere/c"}, "there is no bucket|put its name into"),
         (None, {"checkpoints": "ftp://host/c"}, r"the checkpoint store ftp://host/c is not supported"),
-        (None, {"aws": {"image": "ami-00000000000000000"}}, r"resources\.aws\.image: there is no image"),
-        (None, {"aws": {"key_name": "lost"}}, r"resources\.aws\.key_name: there is no key pair 'lost'"),
+        (None, {"aws": {"image": "ami-00000000000000000"}}, r"set resources\.aws\.image to an image of this region"),
+        (None, {"aws": {"image": "ssm:/aws/service/none"}}, r"correct the ssm: parameter of resources\.aws\.image"),
+        (
+            None,
+            {"aws": {"subnets": ["subnet-00000000000000000"]}},
+            r"does not exist\); correct resources\.aws\.subnets",
+        ),
+        (None, {"aws": {"security_group": "sg-0"}}, r"does not exist\); correct resources\.aws\.security_group"),
+        (None, {"aws": {"volume_gb": 8}}, r"expect size >= 75GB\); raise resources\.aws\.volume_gb"),
+        (None, {"aws": {"key_name": "lost"}}, r"'lost' does not exist\); correct resources\.aws\.key_name"),
         (
             None,
             {"aws": {"worker_profile": "no"}},

@@ -22,7 +22,6 @@ from rubberband.cloud.aws.quotes import side_facts
 from rubberband.cloud.aws.s3 import Packages
 from rubberband.cloud.catalogue import table_of
 from rubberband.cloud.clock import Waiting
-from rubberband.errors import InputError
 from rubberband.spec.resources import Aws, Resources
 from tests.ec2 import FakeCall, Fault
 from tests.ec2.faults import FakeError
@@ -125,8 +124,6 @@ def test_an_image_that_is_being_made_is_not_booted(world: BuildWorld) -> None:
     asked = {"InstanceType": TYPE, "MinCount": 1, "MaxCount": 1}
     with pytest.raises(ClientError, match=r"InvalidAMIID\.Unavailable.* is pending, and cannot be run"):
         world.fake.session("admin").client("ec2").run_instances(ImageId=made.image_id, **asked)
-    with pytest.raises(InputError, match=r"resources\.aws\.image: ami-\w+ is still being made; wait"):
-        resolve(world.session, Aws(image=made.image_id, install="none"), TYPE, place=world.place)
     world.sleep(61.0)
     found = built_image(world.session, world.words.aws, installed, facts)
     assert found is not None
