@@ -137,89 +137,25 @@ class Choices:
         return sorted(found, key=lambda choice: choice.price_usd_per_hour)
 
 
-# Launches at the same moment are bought together: one of their threads does it for all.
-
-
-_LOOK_S = 0.05
-"""Interval at which a thread checks for answers while another one buys for it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class LaunchOrder:
-    """One launch that the provider was called for."""
+    """Instances that are wanted at the same moment, on one market and for one head."""
 
-    instance: str
     market: Market
     head_address: str
     reach_s: Callable[[], float]
     """Returns how long from now the budget covers an instance."""
-    given_up: Callable[[], str]
-    """Returns why it is no longer wanted; empty while it is."""
-    answer: Future[None] = field(default_factory=Future)
-    """Done once the instance is bought or, with a ProviderError, refused."""
+    given_up: Callable[[str], str]
+    """Returns why the instance of a name is no longer wanted; empty while it is."""
+    names: list[str] = field(default_factory=list)
+    failed: dict[str, ProviderError] = field(default_factory=dict)
+    """Name -> why the instance is not bought."""
+    done: threading.Event = field(default_factory=threading.Event)
+    """Set once all instances are bought or have failed."""
 
-    def bought(self) -> None:
-        """Answer that the instance is bought."""
-        if not self.answer.done():
-            self.answer.set_result(None)
-
-    def refuse(self, reason: str, *, sold_out: bool = False) -> None:
-        """Answer with the reason why it is not bought."""
-        if not self.answer.done():
-            self.answer.set_exception(NoCapacityError(reason) if sold_out else ProviderError(reason))
-
-    def follow(self, first: LaunchOrder) -> None:
-        """Answer as `first`, an order of the same name, was answered."""
-        error = first.answer.exception()
-        if error is None:
-            self.answer.set_result(None)
-        else:
-            self.answer.set_exception(error)
-
-
-class Gathering:
-    """Orders that wait for each other, by market and head. Thread-safe."""
-
-    def __init__(self, buy: Callable[[Sequence[LaunchOrder]], None], wait: Callable[[], None]) -> None:
-        """`buy` answers all of its orders, which share market and head; `wait` lets others join before it."""
-        self._buy, self._wait = buy, wait
-        self._mutex = threading.Lock()
-        self._waiting: defaultdict[tuple[Market, str], list[LaunchOrder]] = defaultdict(list)
-        self._turns: defaultdict[tuple[Market, str], threading.Lock] = defaultdict(threading.Lock)
-
-    def join(self, orders: Sequence[LaunchOrder]) -> None:
-        """Return once all of `orders`, which share market and head, are answered by this or another thread."""
-        if not orders:
-            return
-        key = (orders[0].market, orders[0].head_address)
-        with self._mutex:
-            self._waiting[key].extend(orders)
-            turn = self._turns[key]
-        while not all(order.answer.done() for order in orders):
-            if turn.acquire(timeout=_LOOK_S):
-                try:
-                    self._lead(key)
-                finally:
-                    turn.release()
-
-    def _lead(self, key: tuple[Market, str]) -> None:
-        with self._mutex:
-            if not self._waiting[key]:
-                return
-        self._wait()
-        with self._mutex:
-            orders = self._waiting.pop(key)
-        once = {order.instance: order for order in reversed(orders)}  # a name is bought once
-        try:
-            self._buy([order for order in orders if once[order.instance] is order])
-        except BaseException as error:
-            for order in orders:  # their threads wait for an answer
-                if not order.answer.done():
-                    order.answer.set_exception(error)
-            raise
-        for order in orders:
-            if not order.answer.done():
-                order.follow(once[order.instance])
+    def refuse(self, name: str, reason: str, *, sold_out: bool = False) -> None:
+        """Note why the instance of a name is not bought; the first reason counts."""
+        self.failed.setdefault(name, NoCapacityError(reason) if sold_out else ProviderError(reason))
 
 
 _FURTHEST: Sequence[Verdict] = ("refused", "mismatch", "quota", "capacity", "absent", "unknown")
@@ -227,7 +163,7 @@ _FURTHEST: Sequence[Verdict] = ("refused", "mismatch", "quota", "capacity", "abs
 
 
 class _GivenUpError(ProviderError):
-    """No order of a request is wanted any more."""
+    """No instance of a request is wanted any more."""
 
 
 LIFETIME_S = 7 * 24 * 3600.0
@@ -272,99 +208,105 @@ class Launcher:
         self._asking: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
         """Token -> held during its requests."""
 
-    def begin(self, order: LaunchOrder) -> None:
-        """Write down that the instance is wanted. If its outcome is known already, answer the order."""
-        intent = self._intents.get(order.instance)
+    def begin(self, name: str, market: Market, head_address: str) -> bool:
+        """Write down that an instance is wanted. Return whether it is still to be bought.
+
+        Raises ProviderError if it was refused for good, or cannot be written.
+        """
+        intent = self._intents.get(name)
         if intent is None:
             intent = self._intents.write(
                 Intent(
-                    instance=order.instance,
+                    instance=name,
                     experiment=self._fleet.run.experiment,
-                    market=order.market,
+                    market=market,
                     requested_at=self._fleet.clock(),
-                    head_address=order.head_address,
+                    head_address=head_address,
                 )
             )
         if intent.refused:
-            order.refuse(intent.refused)
-        elif not intent.lives or (intent.last is not None and intent.last.outcome == "accepted"):
-            order.bought()
+            raise ProviderError(intent.refused)
+        return intent.lives and not _is_bought(intent)
 
-    def settle(self, order: LaunchOrder) -> None:
+    def settle(self, name: str, order: LaunchOrder) -> None:
         """Repeat an unanswered request until it has an answer, so that its instance can be terminated at once.
 
-        Raises ProviderError if the order is given up before.
+        Raises ProviderError if it is given up before.
         """
-        intent = self._intents.get(order.instance)
+        intent = self._intents.get(name)
         if intent is None or not intent.lives or intent.last is None or intent.last.outcome != "unknown":
             return
         with self._token(intent.last.token):
             if self._intents.unanswered(intent.last):  # an interrupted request may have taken effect
                 self._intents.change_unanswered(intent.last, doubtful=True, asked_at=self._fleet.clock())
-                self._ask(intent.last, [order])
+                self._ask(intent.last, order, [name])
 
-    def buy(self, orders: Sequence[LaunchOrder]) -> None:
-        """Answer every order: bought, or refused for good. They share market and head."""
-        with self._one_zone if self._choices.together else nullcontext():
-            self._buy(orders)
+    def buy(self, order: LaunchOrder) -> None:
+        """Buy all instances of an order; those that are not bought have failed for good."""
+        try:
+            with self._one_zone if self._choices.together else nullcontext():
+                self._buy(order)
+        except BaseException:
+            for name in self._left(order, order.names):  # other threads wait for them
+                order.refuse(name, f"the launch of {name} was interrupted")
+            raise
+        finally:
+            order.done.set()
 
-    def _buy(self, orders: Sequence[LaunchOrder]) -> None:
-        left = self._left(orders)
-        for order in left:
+    def _buy(self, order: LaunchOrder) -> None:
+        for name in self._left(order, order.names):
             try:
-                self.settle(order)
+                self.settle(name, order)
             except ProviderError as error:
-                order.refuse(str(error))
-        left = [order for order in left if not self._is_over(order)]
+                order.refuse(name, str(error))
+        left = [name for name in order.names if not self._is_over(order, name)]
         hopeless, sold_out = set[str](), True
-        for choice, at_least in self._choices.turns(orders[0].market, len(left)):
+        for choice, at_least in self._choices.turns(order.market, len(left)):
             if not left:
                 break
             if choice.instance_type in hopeless:
                 continue
-            left, refusal = self._buy_here(choice, left, at_least)
+            left, refusal = self._buy_here(choice, order, left, at_least)
             if refusal == "quota":
                 hopeless.add(choice.instance_type)
             elif refusal not in (None, "capacity") and choice.placement_group is None:
                 sold_out = False
                 break
-        for order in self._left(left):
-            order.refuse(self._refuse(order.instance, self._refusals(order)), sold_out=sold_out)
+        for name in self._left(order, left):
+            order.refuse(name, self._refuse(name, self._refusals(name)), sold_out=sold_out)
 
-    def _is_over(self, order: LaunchOrder) -> bool:
-        """Return whether the order is answered, and answer it if its instance has been bought."""
-        intent = self._intents.get(order.instance)
-        if intent is not None and intent.last is not None and intent.last.outcome == "accepted":
-            order.bought()
-        return order.answer.done()
+    def _is_over(self, order: LaunchOrder, name: str) -> bool:
+        """Return whether an instance is bought or has failed."""
+        return name in order.failed or _is_bought(self._intents.known(name))
 
-    def _left(self, orders: Sequence[LaunchOrder]) -> list[LaunchOrder]:
-        """Return the orders still to be bought; refuse those that were given up."""
-        for order in orders:
-            reason = order.given_up()
-            if not reason and not self._intents.wanted(order.instance):
-                reason = f"instance {order.instance} was released while it was requested"
+    def _left(self, order: LaunchOrder, names: Sequence[str]) -> list[str]:
+        """Return those of `names` that are still to be bought; refuse those that were given up."""
+        left = [name for name in names if not self._is_over(order, name)]
+        for name in left:
+            reason = order.given_up(name)
+            if not reason and not self._intents.wanted(name):
+                reason = f"instance {name} was released while it was requested"
             if reason:
-                order.refuse(reason)
-        return [order for order in orders if not order.answer.done()]
+                order.refuse(name, reason)
+        return [name for name in left if name not in order.failed]
 
     def _buy_here(
-        self, choice: Purchase, orders: Sequence[LaunchOrder], at_least: int
-    ) -> tuple[list[LaunchOrder], Verdict | None]:
-        """Buy all that a choice has. Return the orders that are left, and why it has no more.
+        self, choice: Purchase, order: LaunchOrder, names: Sequence[str], at_least: int
+    ) -> tuple[list[str], Verdict | None]:
+        """Buy all that a choice has. Return the names that are left, and why it has no more.
 
         EC2 launches as many as a zone has. If a quota is exceeded it may launch none: a smaller request may succeed.
         """
-        left, most, at_once = self._left(orders), len(orders), 1
+        left, most, at_once = self._left(order, names), len(names), 1
         while left:
-            attempts = self._write_all(choice, left, most, at_least, at_once)
-            refusals = self._ask_all(attempts, left)
-            left = self._left(left)
+            attempts = self._write_all(choice, order, left, most, at_least, at_once)
+            refusals = self._ask_all(attempts, order, left)
+            left = self._left(order, left)
             if choice.market == "spot":  # a first request alone learns that a zone is sold out
                 at_once = min(4 * at_once, self._at_once)
-            names = max((len(attempt.names) for attempt in attempts), default=0)
-            if "quota" in refusals and names > 1:
-                most = names // 2
+            largest = max((len(attempt.names) for attempt in attempts), default=0)
+            if "quota" in refusals and largest > 1:
+                most = largest // 2
             elif definite := [one for one in refusals if one not in (None, "throttled")]:
                 refusal = min(definite, key=_FURTHEST.index)
                 if refusal in ("capacity", "quota"):
@@ -373,27 +315,28 @@ class Launcher:
         return left, None
 
     def _write_all(
-        self, choice: Purchase, orders: Sequence[LaunchOrder], most: int, at_least: int, at_once: int
+        self, choice: Purchase, order: LaunchOrder, names: Sequence[str], most: int, at_least: int, at_once: int
     ) -> list[LaunchAttempt]:
-        """Write down up to `at_once` requests, each for up to `most` of `orders`."""
+        """Write down up to `at_once` requests, each for up to `most` of `names`."""
         written: list[LaunchAttempt] = []
         while len(written) < at_once:
-            names = {name for attempt in written for name in attempt.names}
-            others = [order for order in orders if order.instance not in names]
-            attempt = self._write(choice, others[:most], at_least) if others else None
+            others = [name for name in names if not any(name in attempt.names for attempt in written)]
+            attempt = self._write(choice, order, others[:most], at_least) if others else None
             if attempt is None:
                 break
             written.append(attempt)
         return written
 
-    def _ask_all(self, attempts: Sequence[LaunchAttempt], orders: Sequence[LaunchOrder]) -> list[Verdict | None]:
+    def _ask_all(
+        self, attempts: Sequence[LaunchAttempt], order: LaunchOrder, names: Sequence[str]
+    ) -> list[Verdict | None]:
         """Return the refusal of each request, all of which are made side by side. Raises what one of them raised, once
         all have an answer."""
         answers = [Future[Verdict | None]() for _ in attempts]
 
         def ask(attempt: LaunchAttempt, answer: Future[Verdict | None]) -> None:
             try:
-                answer.set_result(self._ask(attempt, [one for one in orders if one.instance in attempt.names]))
+                answer.set_result(self._ask(attempt, order, [name for name in names if name in attempt.names]))
             except _GivenUpError:
                 answer.set_result("throttled")
             except BaseException as error:
@@ -411,41 +354,44 @@ class Launcher:
         self._intents.change(instance, lambda intent: replace(intent, refused=reason))
         return reason
 
-    def _refusals(self, order: LaunchOrder) -> str:
+    def _refusals(self, name: str) -> str:
         """Return why nothing was available, zone by zone."""
         zones: dict[tuple[str, str], dict[str, None]] = {}
-        for attempt in self._intents.known(order.instance).attempts:
+        intent = self._intents.known(name)
+        for attempt in intent.attempts:
             zones.setdefault((attempt.reason, attempt.choice.instance_type), {})[attempt.choice.zone] = None
         places: dict[str, list[str]] = {}
-        for (reason, name), where in zones.items():
-            places.setdefault(reason, []).append(f"{name} in {', '.join(where)}")
-        market = " on the spot market" if order.market == "spot" else ""
+        for (reason, instance_type), where in zones.items():
+            places.setdefault(reason, []).append(f"{instance_type} in {', '.join(where)}")
+        market = " on the spot market" if intent.market == "spot" else ""
         text = "; ".join(f"{' and '.join(where)}{market}: {reason}" for reason, where in places.items())
         if self._choices.together and (home := self._choices.home()) is not None:
             text += f"; the others are in {home}, and trials that span instances need all of them in one zone"
         return text or "no zone is left to try"
 
-    def _write(self, choice: Purchase, orders: Sequence[LaunchOrder], at_least: int) -> LaunchAttempt | None:
-        """Write down the next request, for as many of `orders` as fit into one; return None if one was given up.
+    def _write(self, choice: Purchase, order: LaunchOrder, names: Sequence[str], at_least: int) -> LaunchAttempt | None:
+        """Write down the next request, for as many of `names` as fit into one; return None if one was given up.
 
-        An order whose instance would end before it is useful is refused. Raises ProviderError if it cannot be written.
+        All are refused if their instances would end before they are useful. Raises ProviderError if it cannot be
+        written.
         """
-        least_s = catalogue.reach_s(LEAST_LEASE_S, catalogue.firmware_s(choice.instance_type))
-        for order in orders:
-            if _boot_s(choice, [order]) < LEAST_LEASE_S:
-                reason = (
-                    f"the budget, or its lease, reaches {max(0.0, order.reach_s()):.0f} s from now, and an instance "
-                    f"needs {least_s:.0f} s to be useful; raise max_cost, or resources.lease"
-                )
-                order.refuse(self._refuse(order.instance, reason))
-        left = self._left(orders)
-        names = [order.instance for order in left]
-        if not left:
+        firmware_s = catalogue.firmware_s(choice.instance_type)
+        reach_s = order.reach_s()
+        boot_s = catalogue.armed_s(reach_s, firmware_s)  # they live no longer after booting, unless they join
+        if boot_s < LEAST_LEASE_S:
+            least_s = catalogue.reach_s(LEAST_LEASE_S, firmware_s)
+            reason = (
+                f"the budget, or its lease, reaches {max(0.0, reach_s):.0f} s from now, and an instance "
+                f"needs {least_s:.0f} s to be useful; raise max_cost, or resources.lease"
+            )
+            for name in names:
+                order.refuse(name, self._refuse(name, reason))
+        names = self._left(order, names)
+        if not names:
             return None
-        boot_s = _boot_s(choice, left)
         node = NodeStart(
             instances=tuple(names[: calls.share(names, choice.market)]),
-            head_address=left[0].head_address,
+            head_address=order.head_address,
             gpus=self._gpus,
             lease_s=min(boot_s, self._armed_s),
             boot_s=boot_s,
@@ -484,58 +430,64 @@ class Launcher:
             asked_at=self._fleet.clock(),
         )
 
-    def _ask(self, attempt: LaunchAttempt, orders: Sequence[LaunchOrder]) -> Verdict | None:
-        """Repeat a request until EC2's answer is definite, and answer the `orders` that were bought.
+    def _ask(self, attempt: LaunchAttempt, order: LaunchOrder, names: Sequence[str]) -> Verdict | None:
+        """Repeat a request until EC2's answer is definite. `names`: those of its instances that the order waits for.
 
-        Return None if all of the request was bought. `throttled`: it was withdrawn before it took effect, as some of
-        it is not wanted any more. Raises ProviderError once all `orders` are given up.
+        Return None if all of these are bought. `throttled`: it was withdrawn before it took effect, as some of it is
+        not wanted any more. Raises ProviderError once all `names` are given up.
         """
         with self._token(attempt.token):
             pauses, firmware_s = self._fleet.pauses(), catalogue.firmware_s(attempt.choice.instance_type)
             while shares := self._intents.unanswered(attempt):
                 last = self._intents.last(shares[0].instance)
                 # An instance launched only now would outlive the budget.
-                if last.lease_s + firmware_s > min(order.reach_s() for order in orders):
+                if last.lease_s + firmware_s > order.reach_s():
                     found = [self._fleet.settle(share.instance) for share in shares]
-                    return self._answered(attempt, [one for one in found if one is not None], orders)
+                    return self._answered(attempt, [one for one in found if one is not None], order, names)
                 self._pause_until(self._not_before)
                 try:
                     answer = self._fleet.ec2.run_instances(**last.request)
                 except FAILURES as error:
                     meaning = verdict(error)
                     if meaning not in ("unknown", "throttled"):
-                        return self._refused(attempt, orders, error, meaning)
+                        return self._refused(attempt, order, names, error, meaning)
                     doubtful = last.doubtful or meaning == "unknown"
                 else:
-                    return self._answered(attempt, answer["Instances"], orders)
-                if self._taken_back(attempt, orders, doubtful):
+                    return self._answered(attempt, answer["Instances"], order, names)
+                if self._taken_back(attempt, order, names, doubtful):
                     return "throttled"
                 self._not_before = max(self._not_before, self._fleet.clock() + next(pauses))
                 self._pause_until(self._not_before)
-                if self._taken_back(attempt, orders, doubtful):
+                if self._taken_back(attempt, order, names, doubtful):
                     return "throttled"
                 self._intents.change_unanswered(attempt, doubtful=doubtful, asked_at=self._fleet.clock())
-            return self._answered(attempt, [], orders)  # a describe call, or another thread, found all of it
+            return self._answered(attempt, [], order, names)  # a describe call, or another thread, found all of it
 
     def _pause_until(self, instant: float) -> None:
         if (seconds := instant - self._fleet.clock()) > 0.0:
             self._fleet.sleep(seconds)
 
-    def _taken_back(self, attempt: LaunchAttempt, orders: Sequence[LaunchOrder], doubtful: bool) -> bool:
-        """Withdraw the request if an order was given up and EC2 has certainly launched nothing; return whether it was.
+    def _taken_back(self, attempt: LaunchAttempt, order: LaunchOrder, names: Sequence[str], doubtful: bool) -> bool:
+        """Withdraw the request if one of `names` was given up and EC2 has certainly launched nothing; return whether it
+        was.
 
-        Raises ProviderError if no order is wanted any more.
+        Raises ProviderError if none of `names` is wanted any more.
         """
-        reasons = [reason for order in orders if (reason := order.given_up())]
+        reasons = [reason for name in names if (reason := order.given_up(name))]
         taken_back = bool(reasons) and not doubtful
         if taken_back:
             self._intents.change_unanswered(attempt, outcome="refused", reason=reasons[0])
-        if len(reasons) == len(orders):
+        if len(reasons) == len(names):
             raise _GivenUpError(reasons[0])
         return taken_back
 
     def _refused(
-        self, attempt: LaunchAttempt, orders: Sequence[LaunchOrder], error: BaseException, meaning: Verdict
+        self,
+        attempt: LaunchAttempt,
+        order: LaunchOrder,
+        names: Sequence[str],
+        error: BaseException,
+        meaning: Verdict,
     ) -> Verdict | None:
         """Record a refusal: it is definite, unless an earlier answer for the same token was lost."""
         shares = self._intents.unanswered(attempt)
@@ -545,26 +497,28 @@ class Launcher:
         if found or meaning == "mismatch":  # it took effect: EC2 shows all of its instances after a while
             found = [one for share in shares if (one := self._fleet.settle(share.instance)) is not None]
         self._intents.change_unanswered(attempt, outcome="refused", reason=explain(error))
-        return self._answered(attempt, found, orders) and meaning
+        return self._answered(attempt, found, order, names) and meaning
 
     def _answered(
-        self, attempt: LaunchAttempt, machines: Sequence[Mapping[str, Any]], orders: Sequence[LaunchOrder]
+        self,
+        attempt: LaunchAttempt,
+        machines: Sequence[Mapping[str, Any]],
+        order: LaunchOrder,
+        names: Sequence[str],
     ) -> Verdict | None:
         """Accept the instances of a request one by one; the missing ones were sold out. Return None if none is."""
-        waiting = {order.instance: order for order in orders}
         for machine in machines:
             name = calls.named(attempt.names, machine.get("AmiLaunchIndex", 0))
-            self._accept(name, attempt, machine, waiting.get(name))
+            self._accept(name, attempt, machine, order)
         self._intents.change_unanswered(
             attempt,
             outcome="refused",
             doubtful=False,
             reason=f"EC2 has no room for more than {len(machines)} of {len(attempt.names)}; {MORE_ROOM}",
         )
-        over = [self._is_over(order) for order in orders]
-        return None if all(over) else "capacity"
+        return None if all(self._is_over(order, name) for name in names) else "capacity"
 
-    def _accept(self, name: str, attempt: LaunchAttempt, machine: Mapping[str, Any], order: LaunchOrder | None) -> None:
+    def _accept(self, name: str, attempt: LaunchAttempt, machine: Mapping[str, Any], order: LaunchOrder) -> None:
         """Accept a launched instance; terminate it at once if it is not the requested one, or not wanted any more."""
         intent = self._intents.get(name)
         if intent is None or not intent.lives or intent.last is None or intent.last.token != attempt.token:
@@ -575,23 +529,20 @@ class Launcher:
         shown: Mapping[str, Any] = machine
         if choice.market == "spot" and "InstanceLifecycle" not in machine:
             shown = self._fleet.find_now(name) or {**machine, "InstanceLifecycle": "spot"}
-        wrong = calls.mismatch(shown, choice)
-        if wrong:
+        if wrong := calls.mismatch(shown, choice):
             self._fleet.end(name, f"not what was asked for: {wrong}")
+            order.refuse(
+                name,
+                f"instance {name} was ended at once: {wrong}, in {choice.zone}; the endpoint does not behave like "
+                "EC2: see AWS_ENDPOINT_URL, and the account's policies",
+            )
         elif intent.ending is not None:
             self._fleet.end_soon(name, intent.ending)
-        if wrong and order is not None:
-            order.refuse(
-                f"instance {name} was ended at once: {wrong}, in {choice.zone}; the endpoint does not behave like "
-                "EC2: see AWS_ENDPOINT_URL, and the account's policies"
-            )
 
     def _token(self, token: str) -> threading.RLock:
         with self._mutex:
             return self._asking[token]
 
 
-def _boot_s(choice: Purchase, orders: Sequence[LaunchOrder]) -> float:
-    """Return how long instances launched together live after booting at most, unless the driver reaches them."""
-    reach_s = min(order.reach_s() for order in orders)
-    return catalogue.armed_s(reach_s, catalogue.firmware_s(choice.instance_type))
+def _is_bought(intent: Intent) -> bool:
+    return intent.last is not None and intent.last.outcome == "accepted"

@@ -12,7 +12,8 @@ import secrets
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +24,7 @@ from rubberband.cloud.aws.errors import FAILURES, in_one_line
 from rubberband.cloud.aws.fleet import LOOK_S, PATIENCE_S, Ec2Fleet
 from rubberband.cloud.aws.guards import Schedules
 from rubberband.cloud.aws.intents import Intent, Intents, Run, runs_in
-from rubberband.cloud.aws.launching import AT_ONCE, LEAST_LEASE_S, Gathering, Launcher, LaunchOrder
+from rubberband.cloud.aws.launching import AT_ONCE, LEAST_LEASE_S, Launcher, LaunchOrder
 from rubberband.cloud.aws.network import OwnInstance, own_address, own_place
 from rubberband.cloud.aws.prices import live_table
 from rubberband.cloud.catalogue import reach_s, types_of
@@ -79,8 +80,10 @@ class AwsProvider(ClusterProvider):
         self._launcher = Launcher(
             self._fleet, machines, offers, gpus=gpus, lease_s=lease_s, together=together, at_once=at_once
         )
-        self._gathering = Gathering(self._launcher.buy, lambda: sleep(_GATHER_S))
-        self._names: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
+        self._orders: dict[tuple[Market, str, float | None], LaunchOrder] = {}
+        """Orders that more names may still join."""
+        self._launching: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
+        self._ending: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
         self._mutex, self._unwanted, self._closed = threading.Lock(), set[str](), False
         self._lease_s, self._until = lease_s, clock() + lease_s
         self._fleet.keep_until(self._until)  # not the head's: an earlier driver's budget may reach no further
@@ -116,31 +119,44 @@ class AwsProvider(ClusterProvider):
         if self._closed:
             raise ProviderError(f"the provider of experiment {self._fleet.run.experiment} is closed; open a new one")
         address = self._head.ensure().address
-        most_s = math.inf if first_lease_s is None else first_lease_s
-        orders = [self._order(name, market, address, self._unless_released(name), most_s) for name in instances]
-        self._fleet.launching.update(instances)
-        try:
-            for order in orders:
-                with self._lock_of(order.instance):
-                    try:
-                        self._launcher.begin(order)
-                    except ProviderError as error:
-                        order.refuse(str(error))
-            self._gathering.join([order for order in orders if not order.answer.done()])
-        finally:
-            self._fleet.launching.difference_update(instances)
-            self._guard()
-        return dict(self._failures(orders))
+        with ExitStack() as stack:
+            for name in sorted({*instances}):
+                stack.enter_context(self._lock_of(self._launching, name))  # a name is bought once
+            stack.callback(self._guard)
+            self._fleet.launching.update(instances)
+            stack.callback(self._fleet.launching.difference_update, instances)
+            failed, wanted = dict[str, ProviderError](), list[str]()
+            for name in instances:
+                try:
+                    if self._launcher.begin(name, market, address):
+                        wanted.append(name)
+                except ProviderError as error:
+                    failed[name] = error
+            if wanted:
+                together = self._bought(wanted, market, address, first_lease_s)
+                failed |= {name: together[name] for name in wanted if name in together}
+            for name, why in failed.items():
+                if self._intents.wanted(name):  # a caller that sees the failure does not repeat the request
+                    self._fleet.end_soon(name, str(why))
+        return failed
 
-    def _failures(self, orders: Sequence[LaunchOrder]) -> Iterator[tuple[str, ProviderError]]:
-        for order in orders:
-            error = order.answer.exception()
-            if isinstance(error, ProviderError):
-                if self._intents.wanted(order.instance):  # a caller that sees the failure does not repeat the request
-                    self._fleet.end_soon(order.instance, str(error))
-                yield order.instance, error
-            elif error is not None:
-                raise error
+    def _bought(
+        self, instances: Sequence[str], market: Market, address: str, first_lease_s: float | None
+    ) -> Mapping[str, ProviderError]:
+        """Buy instances, with those of other threads that ask for the same at the same moment: the first of them buys
+        for all. Return the failures of all."""
+        key = market, address, first_lease_s
+        with self._mutex:
+            leads = key not in self._orders
+            order = self._orders.setdefault(key, self._order(market, address, self._unless_released, first_lease_s))
+            order.names.extend(instances)
+        if leads:
+            self._fleet.sleep(_GATHER_S)
+            with self._mutex:
+                del self._orders[key]
+            self._launcher.buy(order)
+        order.done.wait()
+        return order.failed
 
     def describe(self) -> Sequence[InstanceDescription]:
         """Return every instance of this run, living or ended, in the order of launch, as of `look_s` ago.
@@ -175,7 +191,7 @@ class AwsProvider(ClusterProvider):
         Raises ProviderError if the instance was never launched, or if EC2 does not accept yet.
         """
         self._unwanted.add(instance)
-        with self._lock_of(instance):
+        with self._lock_of(self._ending, instance):
             intent = self._intents.get(instance)
             if intent is None or intent.refused:
                 self._unwanted.discard(instance)
@@ -186,10 +202,10 @@ class AwsProvider(ClusterProvider):
         began_at = self._fleet.clock()
         unanswered = f"EC2 does not show yet whether instance {intent.instance} exists; try again"
 
-        def impatient() -> str:
+        def impatient(_: str) -> str:
             return unanswered if self._fleet.clock() - began_at >= PATIENCE_S else ""
 
-        self._launcher.settle(self._order(intent.instance, intent.market, "", impatient))
+        self._launcher.settle(intent.instance, self._order(intent.market, "", impatient))
         self._fleet.end(intent.instance, reason)
         self._fleet.hours.look(self._fleet.clock())
         return self._intents.known(intent.instance)
@@ -221,34 +237,29 @@ class AwsProvider(ClusterProvider):
             self._head.close()
 
     def _give_back(self, instance: str) -> None:
-        with self._lock_of(instance):
+        with self._lock_of(self._ending, instance):
             intent = self._intents.get(instance)
             if intent is not None and intent.lives:
                 self._end(intent, CLOSED)
 
-    def _unless_released(self, instance: str) -> Callable[[], str]:
-        reason = f"instance {instance} was released while it was requested"
-        return lambda: reason if self._closed or instance in self._unwanted else ""
+    def _unless_released(self, instance: str) -> str:
+        is_released = self._closed or instance in self._unwanted
+        return f"instance {instance} was released while it was requested" if is_released else ""
 
     def _order(
-        self,
-        instance: str,
-        market: Market,
-        head_address: str,
-        given_up: Callable[[], str],
-        most_s: float = math.inf,
+        self, market: Market, address: str, given_up: Callable[[str], str], first_lease_s: float | None = None
     ) -> LaunchOrder:
+        most_s = math.inf if first_lease_s is None else first_lease_s
         return LaunchOrder(
-            instance=instance,
             market=market,
-            head_address=head_address,
+            head_address=address,
             reach_s=lambda: min(most_s, self._until - self._fleet.clock()),
             given_up=given_up,
         )
 
-    def _lock_of(self, instance: str) -> threading.RLock:
+    def _lock_of(self, locks: Mapping[str, threading.RLock], instance: str) -> threading.RLock:
         with self._mutex:
-            return self._names[instance]
+            return locks[instance]
 
 
 DEVICE_VARIABLE = "RUBBERBAND_DEVICE"
