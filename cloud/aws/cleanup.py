@@ -152,7 +152,7 @@ class _OwnerRegion:
         fleet = Ec2Fleet(self._session, run, intents, clock=self._clock, sleep=self._sleep)
         before = {intent.instance for intent in intents.living()}
         try:
-            fleet.end_all(lambda instance: fleet.end(instance, CLEANED_UP))
+            fleet.terminate_all(lambda instance: fleet.terminate(instance, CLEANED_UP))
         except ProviderError as error:
             troubles.append(str(error))
         ours = [i for i in intents.all() if i.instance in before and i.reason == CLEANED_UP]

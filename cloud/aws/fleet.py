@@ -128,12 +128,12 @@ class Ec2Fleet:
         attempt = None if intent is None else intent.attempt_of(machine)
         given_up = intent is None or attempt is None or not intent.lives or attempt is not intent.last
         if intent is None or attempt is None or given_up or attempt.outcome == "refused":
-            self.end_stray(machine)
+            self.terminate_stray(machine)
             return None
         if attempt.outcome == "unknown":
             self.accept(name, machine)
         elif attempt.instance_id != machine["InstanceId"]:
-            self.end_stray(machine)
+            self.terminate_stray(machine)
             return None
         self._missed.discard(name)
         self._follow(name, machine, at)
@@ -151,22 +151,22 @@ class Ec2Fleet:
         if state == "pending":
             self._pending_at[name] = at
         elif state == "running":
-            self._runs(name, machine, at)
+            self._record_running(name, machine, at)
         elif state in ("stopping", "stopped"):
-            self._runs(name, machine, at)
-            self.end_soon(name, "it was stopped, and an instance of rubberband is used once")
+            self._record_running(name, machine, at)
+            self.terminate_soon(name, "it was stopped, and an instance of rubberband is used once")
         else:
-            self._ended(name, machine, at)
+            self._record_end_shown(name, machine, at)
         intent = self.intents.get(name)
         if intent is None or not intent.lives or intent.last is None:
             return
         wrong = calls.mismatch(machine, intent.last.choice)
         if wrong:
-            self.end_soon(name, f"not what was asked for: {wrong}")
+            self.terminate_soon(name, f"not what was asked for: {wrong}")
         elif intent.ending is not None:
-            self.end_soon(name, intent.ending)
+            self.terminate_soon(name, intent.ending)
 
-    def _runs(self, name: str, machine: Mapping[str, Any], at: float) -> None:
+    def _record_running(self, name: str, machine: Mapping[str, Any], at: float) -> None:
         self.intents.change(
             name,
             lambda intent: (
@@ -185,7 +185,7 @@ class Ec2Fleet:
         pending_at = self._pending_at.get(intent.instance, launched_at) - LOOK_S
         return max(intent.requested_at, min(at, max(launched_at, pending_at)))
 
-    def _ended(self, name: str, machine: Mapping[str, Any], at: float) -> None:
+    def _record_end_shown(self, name: str, machine: Mapping[str, Any], at: float) -> None:
         ended_at = at if client.never_ran(machine) else self._ran_until(name, machine, at)
         if (began_at := client.transition_at(machine)) is not None:
             ended_at = min(at, began_at + 1.0)
@@ -195,7 +195,7 @@ class Ec2Fleet:
             reason = client.why_ended(self.session, machine, lease_over=lease_over)
         if sold_out := client.sold_out(machine):
             self.note_refusal(self.intents.last(name).choice)
-        self._finish(name, ended_at, reason, preempted=client.taken_back(machine), sold_out=sold_out)
+        self._record_end(name, ended_at, reason, preempted=client.taken_back(machine), sold_out=sold_out)
 
     def note_refusal(self, choice: calls.Purchase) -> None:
         """Note that a choice is sold out: launches try others first for a while."""
@@ -222,7 +222,7 @@ class Ec2Fleet:
         began_at = intent.last.asked_at if intent.running_at is None else intent.running_at
         return began_at + firmware_s(intent.last.choice.instance_type) + intent.last.lease_s + SHUTDOWN_S
 
-    def _finish(
+    def _record_end(
         self, name: str, ended_at: float, reason: str, *, preempted: bool = False, sold_out: bool = False
     ) -> Intent:
         def finished(intent: Intent) -> Intent:
@@ -238,7 +238,7 @@ class Ec2Fleet:
             return
         last = intent.last
         if last is None or last.outcome == "refused":
-            self._finish(name, at, "the driver was interrupted while requesting it")
+            self._record_end(name, at, "the driver was interrupted while requesting it")
             return
         is_over = at > self.latest_end(name) + VISIBILITY_S  # it may have been pending for minutes
         believed = name in self._missed or is_over  # else EC2 may omit it for a moment
@@ -247,38 +247,38 @@ class Ec2Fleet:
             self._met.add(name)
         if not believed or at - last.asked_at < VISIBILITY_S:
             return
-        if last.outcome != "accepted" and not self._take_for_forgotten(name, at):
-            self._finish(name, at, "the request was interrupted, and launched no instance")
+        if last.outcome != "accepted":
+            if self._is_forgotten(intent, at):
+                self._bill_whole_lease(name, at)
+            else:
+                self._record_end(name, at, "the request was interrupted, and launched no instance")
         elif shown := self._by_id(last.instance_id):  # EC2 removes the tags of ended instances after a while
             self._follow(name, shown[0], at)
         elif is_over:  # until then it may train, with a lease that is renewed: EC2 omits it
-            self._vanished(name, at)
+            self._record_end_of_forgotten(name, at)
 
-    def _vanished(self, name: str, at: float) -> None:
-        """Finish an instance that EC2 has forgotten: it ended with its lease at the latest."""
-        self._finish(name, self._ran_until(name, {}, at), "EC2 no longer lists it")
+    def _record_end_of_forgotten(self, name: str, at: float) -> None:
+        """Record the end of an instance that EC2 has forgotten: it ended with its lease at the latest."""
+        self._record_end(name, self._ran_until(name, {}, at), "EC2 no longer lists it")
 
     def _ran_until(self, name: str, machine: Mapping[str, Any], at: float) -> float:
         """Note that an instance ran, and return when it had ended at the latest."""
         latest_at = self.latest_end(name)
         if self.intents.known(name).running_at is None:  # no driver has reached it, whatever leases were renewed since
-            self._runs(name, machine, at)
+            self._record_running(name, machine, at)
             latest_at = self._boot_end(self.intents.known(name))
         return min(at, latest_at)
 
-    def _take_for_forgotten(self, name: str, at: float) -> bool:
-        """Return whether an unanswered request is so old that EC2 may have forgotten its instance.
+    def _is_forgotten(self, intent: Intent, at: float) -> bool:
+        """Return whether an unanswered request is so old that EC2 may have forgotten its instance."""
+        return at - intent.requested_at >= _FORGETS_S
 
-        If so, the instance counts as having run for its whole lease, so that no bill is underestimated.
-        """
-        intent = self.intents.get(name)
-        if intent is None or at - intent.requested_at < _FORGETS_S:
-            return False
+    def _bill_whole_lease(self, name: str, at: float) -> None:
+        """Take the instance of an unanswered request as having run for its whole lease: no bill is underestimated."""
         self.intents.change_last(name, outcome="accepted")
-        self._vanished(name, at)
-        return True
+        self._record_end_of_forgotten(name, at)
 
-    def end_stray(self, machine: Mapping[str, Any]) -> None:
+    def terminate_stray(self, machine: Mapping[str, Any]) -> None:
         """Terminate an instance of this run without a request: one that was given up took effect after all."""
         identity = machine["InstanceId"]
         if machine["State"]["Name"] not in client.ALIVE:
@@ -290,30 +290,30 @@ class Ec2Fleet:
             self.ec2.terminate_instances(InstanceIds=[identity])
             self._termination_asked.add(identity)
 
-    def end_soon(self, name: str, reason: str) -> None:
+    def terminate_soon(self, name: str, reason: str) -> None:
         """Request the termination of an instance once, without waiting; a look that still finds it repeats it."""
-        intent = self._note_ending(name, reason)
+        intent = self._record_ending(name, reason)
         if intent.lives and intent.last is not None and intent.last.outcome == "accepted":
             with suppress(*FAILURES):
                 self._terminate_once(name, intent.last)
 
-    def _note_ending(self, name: str, reason: str) -> Intent:
+    def _record_ending(self, name: str, reason: str) -> Intent:
         return self.intents.change(name, lambda i: replace(i, ending=reason if i.ending is None else i.ending))
 
-    def end(self, name: str, reason: str = "") -> Intent:
+    def terminate(self, name: str, reason: str = "") -> Intent:
         """Terminate the instance, and return once EC2 has accepted that; idempotent. First settle an open request.
 
         Raises ProviderError if EC2 does not accept: the instance may then run until its lease ends.
         """
-        intent = self._note_ending(name, reason)
+        intent = self._record_ending(name, reason)
         if not intent.lives:
             return intent
         last = intent.last
         if last is None or last.outcome == "refused" or (last.outcome == "unknown" and self.settle(name) is None):
-            return self._finish(name, self.clock(), reason)
-        return self._end_accepted(name)
+            return self._record_end(name, self.clock(), reason)
+        return self._terminate_until_accepted(name)
 
-    def _end_accepted(self, name: str) -> Intent:
+    def _terminate_until_accepted(self, name: str) -> Intent:
         pauses = self.pauses()
         while (intent := self.intents.known(name)).lives:
             last = self.intents.last(name)
@@ -322,7 +322,7 @@ class Ec2Fleet:
             except FAILURES as error:
                 meaning = self._meaning(error, name, last)
                 if meaning == "absent" and self.clock() - last.asked_at >= VISIBILITY_S:
-                    self._vanished(name, self.clock())
+                    self._record_end_of_forgotten(name, self.clock())
                     continue
                 patient = meaning == "absent" or self._deaf_for_s() < PATIENCE_S
                 if meaning not in ("absent", "unknown", "throttled") or not patient:
@@ -344,7 +344,7 @@ class Ec2Fleet:
             return verdict(error)
         shown, at = self._by_id(attempt.instance_id), self.clock()
         if shown and shown[0]["State"]["Name"] not in client.ALIVE:
-            self._ended(name, shown[0], at)
+            self._record_end_shown(name, shown[0], at)
             return "unknown"
         return "refused" if shown and at - attempt.asked_at >= VISIBILITY_S else "absent"
 
@@ -359,12 +359,12 @@ class Ec2Fleet:
             with suppress(ProviderError):
                 shown = [m for m in self._by_id(attempt.instance_id) if m["State"]["Name"] not in client.ALIVE]
             for machine in shown:
-                self._ended(name, machine, at)
+                self._record_end_shown(name, machine, at)
             if not shown:  # it may have run: a bill is never underestimated
-                self._runs(name, {}, at)
+                self._record_running(name, {}, at)
         elif before != "pending":
-            self._runs(name, {}, at)
-        return self._finish(name, at, ending)
+            self._record_running(name, {}, at)
+        return self._record_end(name, at, ending)
 
     def _by_id(self, identity: str) -> list[dict[str, Any]]:
         return described(self.session, [{"Name": "instance-id", "Values": [identity]}])
@@ -384,7 +384,9 @@ class Ec2Fleet:
         machine = self._find(name)
         if machine is not None:
             self.accept(name, machine)
-        elif not self._take_for_forgotten(name, self.clock()):
+        elif self._is_forgotten(self.intents.known(name), self.clock()):
+            self._bill_whole_lease(name, self.clock())
+        else:
             self.intents.change_last(name, outcome="refused", reason="no instance was launched")
         return machine
 
@@ -403,7 +405,7 @@ class Ec2Fleet:
         shown = described(self.session, [{"Name": "client-token", "Values": [last.token]}])
         return next((machine for machine in shown if intent.comes_of(last, machine)), None)
 
-    def end_all(self, end: Callable[[str], object]) -> None:
+    def terminate_all(self, end: Callable[[str], object]) -> None:
         """Terminate everything, strays included, each instance by `end`.
 
         Raises ProviderError in the end if an instance may still run.
@@ -416,14 +418,14 @@ class Ec2Fleet:
             except ProviderError as error:
                 troubles.append(str(error))
         if any(intent.attempts for intent in self.intents.all()):
-            self._end_strays(troubles)
+            self._terminate_strays(troubles)
         if troubles:
             raise ProviderError(
                 f"{'; '.join(troubles)}. Instances that still run end when their lease expires; `rubberband cleanup` "
                 "ends them now"
             )
 
-    def _end_strays(self, troubles: list[str]) -> None:
+    def _terminate_strays(self, troubles: list[str]) -> None:
         """Look until nothing is left, nor can appear from requests without an answer."""
         pauses, quiet_at = self.pauses(), self.clock()
         while True:
@@ -447,7 +449,7 @@ class Ec2Fleet:
     def _strays(self) -> list[dict[str, Any]]:
         alive = [machine for machine in self._shown() if machine["State"]["Name"] in client.ALIVE]
         for machine in alive:
-            self.end_stray(machine)
+            self.terminate_stray(machine)
         return alive
 
 

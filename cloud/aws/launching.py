@@ -522,7 +522,7 @@ class Launcher:
         """Accept a launched instance; terminate it at once if it is not the requested one, or not wanted any more."""
         intent = self._intents.get(name)
         if intent is None or not intent.lives or intent.last is None or intent.last.token != attempt.token:
-            self._fleet.end_stray(machine)
+            self._fleet.terminate_stray(machine)
             return
         self._fleet.accept(name, machine)
         choice = attempt.choice
@@ -530,14 +530,14 @@ class Launcher:
         if choice.market == "spot" and "InstanceLifecycle" not in machine:
             shown = self._fleet.find_now(name) or {**machine, "InstanceLifecycle": "spot"}
         if wrong := calls.mismatch(shown, choice):
-            self._fleet.end(name, f"not what was asked for: {wrong}")
+            self._fleet.terminate(name, f"not what was asked for: {wrong}")
             order.refuse(
                 name,
                 f"instance {name} was ended at once: {wrong}, in {choice.zone}; the endpoint does not behave like "
                 "EC2: see AWS_ENDPOINT_URL, and the account's policies",
             )
         elif intent.ending is not None:
-            self._fleet.end_soon(name, intent.ending)
+            self._fleet.terminate_soon(name, intent.ending)
 
     def _token(self, token: str) -> threading.RLock:
         with self._mutex:

@@ -137,7 +137,7 @@ class AwsProvider(ClusterProvider):
                 failed |= {name: together[name] for name in wanted if name in together}
             for name, why in failed.items():
                 if self._intents.wanted(name):  # a caller that sees the failure does not repeat the request
-                    self._fleet.end_soon(name, str(why))
+                    self._fleet.terminate_soon(name, str(why))
         return failed
 
     def _bought(
@@ -183,7 +183,7 @@ class AwsProvider(ClusterProvider):
             head = self._head.living()
             for intent in living:
                 if head is None or intent.head_address != head.address:
-                    self._fleet.end_soon(intent.instance, "the Ray head ended")
+                    self._fleet.terminate_soon(intent.instance, "the Ray head ended")
 
     def release(self, instance: str, *, fault: str = "") -> InstanceDescription:
         """Terminate the instance and return its final status; idempotent. EC2 has accepted that, and billing has ended.
@@ -206,7 +206,7 @@ class AwsProvider(ClusterProvider):
             return unanswered if self._fleet.clock() - began_at >= PATIENCE_S else ""
 
         self._launcher.settle(intent.instance, self._order(intent.market, "", impatient))
-        self._fleet.end(intent.instance, reason)
+        self._fleet.terminate(intent.instance, reason)
         self._fleet.hours.look(self._fleet.clock())
         return self._intents.known(intent.instance)
 
@@ -230,7 +230,7 @@ class AwsProvider(ClusterProvider):
             closed, self._closed = self._closed, True
         try:
             if not closed or self._intents.living():
-                self._fleet.end_all(self._give_back)
+                self._fleet.terminate_all(self._give_back)
                 if self._guards is not None:
                     self._guards.close()
         finally:

@@ -124,7 +124,7 @@ def test_a_release_under_way_when_the_driver_dies_is_finished(monkeypatch: pytes
     releasing = [point for point in dead if run_point(point).died_in == ["TerminateInstances"]]
     assert len(releasing) > 5
     assert failures(replace(point, then=then) for point in releasing for then in AFTERWARDS) == []
-    monkeypatch.setattr(fleet.Ec2Fleet, "end_all", lambda *_: [])
+    monkeypatch.setattr(fleet.Ec2Fleet, "terminate_all", lambda *_: [])
     assert found_out((replace(point, then="sweep") for point in releasing), "lives on")
 
 
