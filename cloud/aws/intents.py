@@ -146,8 +146,8 @@ class Run:
     """Distinguishes runs of the same name."""
     region: str
     owner: str
-    account: str = ""
-    """Number of the account; empty in files of earlier versions."""
+    account: str
+    """Number of the account; empty if AWS did not say it."""
 
 
 def runs_in(directory: Path) -> list[Run]:
@@ -351,12 +351,10 @@ def _unwritable(path: Path, error: OSError) -> str:
 
 
 def _from_json(plain: dict[str, Any]) -> Intent:
-    attempts = [_attempt(plain["instance"], attempt) for attempt in plain.pop("attempts")]
-    plain["hour_prices_usd"] = tuple(plain.get("hour_prices_usd", ()))
-    return Intent(**plain, attempts=tuple(attempts))
+    attempts, prices = tuple(map(_attempt, plain["attempts"])), tuple(plain["hour_prices_usd"])
+    return Intent(**{**plain, "attempts": attempts, "hour_prices_usd": prices})
 
 
-def _attempt(instance: str, plain: dict[str, Any]) -> LaunchAttempt:
-    names = tuple(plain.get("names", (instance,)))  # former versions requested each instance alone, without names
-    choice = {**plain["choice"], "efa_cards": tuple(plain["choice"].get("efa_cards", ()))}
-    return LaunchAttempt(**{**plain, "choice": Purchase(**choice), "names": names})
+def _attempt(plain: dict[str, Any]) -> LaunchAttempt:
+    choice = Purchase(**{**plain["choice"], "efa_cards": tuple(plain["choice"]["efa_cards"])})
+    return LaunchAttempt(**{**plain, "choice": choice, "names": tuple(plain["names"])})

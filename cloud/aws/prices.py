@@ -51,8 +51,7 @@ ALL_PARTS: frozenset[Part] = frozenset({"facts", "on_demand", "spot"})
 class TypeFacts:
     """An instance type as EC2 describes it."""
 
-    instance_type: str = ""
-    """Empty in files of earlier versions."""
+    instance_type: str
     gpus: Annotated[int, Field(ge=0, le=1024)]
     gpu: str = ""
     """Such as `T4`; empty without GPUs."""

@@ -601,19 +601,6 @@ def test_a_request_that_was_not_written_for_all_of_its_instances_was_never_made(
     assert world.living == ["b", "c", "d", "e"]
 
 
-def test_intents_of_a_former_version_are_read(world: World) -> None:
-    world.fake.fault = once("RunInstances", Fault(error=Killed(), took_effect=True))
-    with pytest.raises(Killed):
-        world.driver().launch("a")
-    path = next(world.directory.glob("ec2/*/instances/a.json"))
-    plain = json.loads(path.read_text())
-    del plain["attempts"][0]["names"]
-    path.write_text(json.dumps(plain))
-    world.driver().launch("a")
-    assert world.living == ["a"]
-    assert len(world.fake.instances) == 1
-
-
 def test_more_names_than_a_tag_holds_are_several_requests(world: World) -> None:
     names = [f"i-{number:03}" for number in range(60)]
     assert world.driver().launch_all(names) == {}
