@@ -222,7 +222,7 @@ def plan_stack(
     if parts:
         verb = "delete" if not resources else "change" if stack.stack_id else "make"
         change = partial(_change_stack, session, owner, stack, resources)
-        plan.add(f"{verb} stack {stack.name} of CloudFormation", change, *parts)
+        plan.add(f"{verb} stack {stack.name} of CloudFormation, which takes minutes", change, *parts)
 
 
 def _change_stack(session: AwsSession, owner: str, stack: Stack, resources: Mapping[str, Document]) -> None:

@@ -198,7 +198,7 @@ def _explain_answer(error: boto.ClientError) -> str:
         return (
             f"{who} may not {action}; attach the policy "
             "rubberband/cloud/aws/policies/driver.json to it (worker.json to the role of instances), which allows it; "
-            "`rubberband aws setup` makes such roles"
+            "`rubberband aws setup` makes such roles, with --owner those of another owner"
         )
     if code in _EXPIRED or any(words in said for words in _OLD_SIGNATURE):
         return (

@@ -9,7 +9,6 @@ import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -46,7 +45,7 @@ from rubberband.cloud.aws.provider import check_lease
 from rubberband.cloud.aws.s3 import PACKAGES, is_bucket, owner_words, place_in, trouble
 from rubberband.errors import InputError, ProviderError
 from rubberband.installation import STORE_DRIVERS, require_driver
-from rubberband.spec.resources import Aws, Resources
+from rubberband.spec.resources import Resources
 from rubberband.units import counted, shown
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Market
@@ -205,7 +204,7 @@ def preflight(
     place = place or own_place()
     checks = _Checks(session=session, resources=resources, place=place, on_head=on_head, together=together)
     sign_in(session)
-    with _with_names_of_the_policy(resources.aws), in_one_line():
+    with in_one_line():
         return list(dict.fromkeys(_looked_at(checks, offers)))
 
 
@@ -213,19 +212,6 @@ def sign_in(session: AwsSession) -> None:
     """Raise InputError unless AWS accepts the credentials, and its clock and this machine's agree."""
     with in_one_line():
         check_clock(session.client("sts").get_caller_identity(), time.time())
-
-
-@contextmanager
-def _with_names_of_the_policy(words: Aws) -> Iterator[None]:
-    """Add to the error of a missing permission this experiment's names that differ from the shipped policy's."""
-    try:
-        yield
-    except InputError as error:
-        shipped = {"owner": "rubberband", "worker_profile": "rubberband-worker"}
-        other = [f"{key} {getattr(words, key)}" for key, name in shipped.items() if getattr(words, key) != name]
-        if not other or "driver.json" not in str(error):
-            raise
-        raise InputError(f"{error}, and which must name {' and '.join(other)} here") from None
 
 
 def _looked_at(checks: _Checks, offers: Sequence[Offer]) -> Iterator[str]:

@@ -151,10 +151,12 @@ class AwsProvider(ClusterProvider):
             order = self._orders.setdefault(key, self._order(market, address, self._unless_released, first_lease_s))
             order.names.extend(instances)
         if leads:
-            self._fleet.sleep(_GATHER_S)
-            with self._mutex:
-                del self._orders[key]
-            self._launcher.buy(order)
+            try:
+                self._fleet.sleep(_GATHER_S)
+            finally:  # other threads wait for it
+                with self._mutex:
+                    del self._orders[key]
+                self._launcher.buy(order)
         order.done.wait()
         return order.failed
 

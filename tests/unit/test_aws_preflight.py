@@ -91,7 +91,7 @@ Before = Callable[[Account], None] | None
             r"resources\.aws\.worker_profile: EC2 knows no instance profile 'no'",
         ),
         (None, {"lease": "60s"}, r"resources\.lease: 60 s is too short .* at least 127 s"),
-        (None, {"aws": {"owner": "me"}}, r"may not ec2:CreateSecurityGroup.*driver\.json.* must name owner me here"),
+        (None, {"aws": {"owner": "me"}}, r"may not ec2:CreateSecurityGroup.*aws setup.*--owner"),
         (None, {"gpus": 2}, "2 are more than the 1 GPU"),
         (lambda account: setattr(account.fake, "fault", expired), {}, "the credentials have expired"),
         (lambda account: setattr(account.fake, "fault", broken), {}, "AWS is busy or broken"),
