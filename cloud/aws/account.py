@@ -19,6 +19,7 @@ from rubberband.cloud.aws.account_parts import (
     AccountChanges,
     Bounds,
     Document,
+    Stack,
     account_plan,
     bucket_resource,
     check_given,
@@ -100,10 +101,10 @@ def look_at(session: AwsSession, home: Path, wishes: Wishes) -> AccountState:
         types = () if wishes.types == ("*",) else wishes.types or held_types(stack.resources)
         bounds = Bounds(account=account, owner=wishes.owner, bucket=bucket, region=session.region, types=types)
         resources = {**stack.resources, **role_resources(bounds)}
-        if bucket == given and bucket != stack.bucket:
-            plan.there.append(check_given(session, bucket, account))
-        else:
+        if given is None or given == stack.bucket:
             resources[BUCKET] = bucket_resource(bucket)
+        else:
+            plan.there.append(check_given(session, given, account))
         plan.there += [text_of(one) for name, one in resources.items() if one == stack.resources.get(name)]
         plan_stack(session, wishes.owner, stack, resources, plan)
         plan_spot_role(session, plan)
@@ -133,34 +134,46 @@ def look_to_clear(
     """
     with _administrator():
         account, who = _signed_in(session)
-        alive, unknown = living_elsewhere(session, owner, open_session)
-        alive[session.region] = living(session, owner)
-        for region, found in alive.items():
-            if found:
-                raise InputError(
-                    f"owner {owner} has {counted(len(found), 'instance')} in {region} ({found[0]}, …), which need the "
-                    f"roles; run `rubberband cloud down --owner {owner} --region {region}` first"
-                )
-        plan = AccountChanges(there=[f"whether owner {owner} has instances in {why}" for why in unknown])
+        plan = AccountChanges(there=_require_none_alive(session, owner, open_session))
         plan.there.append(f"role {SPOT_ROLE} and quotas, which are the account's and cost nothing")
         stack = stack_of(session, owner)
-        kept = {}
-        if stack.bucket is not None:
-            held = content(session, stack.bucket)
-            size = f"{counted(held.objects, 'object')} ({format_bytes(held.size_bytes)})"
-            text = f"bucket {stack.bucket} with {size}, checkpoints too"
-            if held.objects and not with_checkpoints(text):
-                plan.there.append(f"{text}, which costs about 0.023 USD a GB and month")
-                kept = {BUCKET: stack.resources[BUCKET]}
-            else:
-                text = text if held.objects else f"bucket {stack.bucket}"
-                plan.add(f"delete all that is in {text}", partial(empty_bucket, session, stack.bucket))
+        kept = _plan_content(session, stack, plan, with_checkpoints)
         plan_stack(session, owner, stack, kept, plan)
         plan_no_budget(session, account, owner, plan)
     known = remembered(home)
     if known is not None and known.region == session.region and not kept:
         plan.add(f"delete {home / BUCKET_FILE}", partial(remember, home, None))
     return AccountState(account=account, who=who, plan=plan, resources=kept)
+
+
+def _require_none_alive(session: AwsSession, owner: str, open_session: Callable[[str], AwsSession]) -> list[str]:
+    """Raise InputError if the owner has instances in any region. Return a line on each that does not say."""
+    alive, unknown = living_elsewhere(session, owner, open_session)
+    for region, found in {**alive, session.region: living(session, owner)}.items():
+        if found:
+            raise InputError(
+                f"owner {owner} has {counted(len(found), 'instance')} in {region} ({found[0]}, …), which need the "
+                f"roles; run `rubberband cloud down --owner {owner} --region {region}` first"
+            )
+    return [f"whether owner {owner} has instances in {why}" for why in unknown]
+
+
+def _plan_content(
+    session: AwsSession, stack: Stack, plan: AccountChanges, with_checkpoints: Callable[[str], bool]
+) -> Document:
+    """Add the step that empties the stack's bucket. Return the resources to keep: a bucket with checkpoints that may
+    not go."""
+    if stack.bucket is None:
+        return {}
+    held = content(session, stack.bucket)
+    size = f"{counted(held.objects, 'object')} ({format_bytes(held.size_bytes)})"
+    text = f"bucket {stack.bucket} with {size}, checkpoints too"
+    if held.objects and not with_checkpoints(text):
+        plan.there.append(f"{text}, which costs about 0.023 USD a GB and month")
+        return {BUCKET: stack.resources[BUCKET]}
+    text = text if held.objects else f"bucket {stack.bucket}"
+    plan.add(f"delete all that is in {text}", partial(empty_bucket, session, stack.bucket))
+    return {}
 
 
 def carry_out(plan: AccountChanges) -> Iterator[str]:

@@ -97,6 +97,7 @@ def test_a_new_account_gets_all_that_a_run_needs_and_no_file_needs_a_bucket(
     assert days["rubberband-uploads"]["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
     assert days["rubberband-packages"]["ExpirationInDays"] == 30
     assert world.profiles == {"rubberband-head": "rubberband-head", "rubberband-worker": "rubberband-worker"}
+    assert world.roles["rubberband-head"].tags == {"rubberband:owner": "rubberband"}
     assert (world.scheduler_roles, world.service_roles) == ({"rubberband-guard"}, {"EC2Spot"})
     assert {one["QuotaCode"]: one["DesiredValue"] for one in world.quota_requests} == dict.fromkeys(QUOTAS, 16.0)
     budget = world.budgets["rubberband"]
