@@ -260,7 +260,7 @@ def _change_stack(session: AwsSession, owner: str, stack: Stack, resources: Mapp
 def _settled(cloudformation: Any, stack: str) -> Any:
     while True:
         found = cloudformation.describe_stacks(StackName=stack)["Stacks"][0]
-        if not found["StackStatus"].endswith("_IN_PROGRESS"):
+        if not found["StackStatus"].endswith("_IN_PROGRESS") or found["StackStatus"] == "REVIEW_IN_PROGRESS":
             return found
         time.sleep(_PAUSE_S)
 
