@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import rubberband
-from rubberband.executor.training import agent
+from rubberband.executor.training.goodput import agent
 
 if parent_process() is not None:  # in a gang's worker, and not in the process of the tests
     # Looks may take all the time: one that a busy machine delays would be the last of so short a training.
