@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rubberband.commands.common import argument, aws_region
+from rubberband.commands.common import argument
 from rubberband.errors import InputError
 
 if TYPE_CHECKING:
@@ -180,6 +181,17 @@ def teardown(
     _ask("delete these", yes)
     for done in carry_out(look.plan):
         print(f"done: {done}")
+
+
+def aws_region() -> str:
+    """Return the region where no option or file names one: that of `rubberband aws setup`, else the environment's."""
+    from rubberband.installation import default_home
+    from rubberband.spec.account import remembered
+    from rubberband.spec.resources import Resources
+
+    known = remembered(default_home())
+    environment = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    return (known.region if known else environment) or Resources().region
 
 
 def _opened(region: str | None) -> tuple[AwsSession, Path]:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rubberband.commands.aws import aws_region
 from rubberband.commands.common import (
     FileArgument,
     Overrides,
     TableFormat,
     YesOption,
     argument,
-    aws_region,
     confirm_bill,
     print_json,
     print_table,

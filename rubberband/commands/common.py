@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Collection, Sequence
 from enum import StrEnum
@@ -188,17 +187,6 @@ ServiceOption = Annotated[
     ),
 ]
 """Service of a command that needs one."""
-
-
-def aws_region() -> str:
-    """Return the region where no option or file names one: that of `rubberband aws setup`, else the environment's."""
-    from rubberband.installation import default_home
-    from rubberband.spec.account import remembered
-    from rubberband.spec.resources import Resources
-
-    known = remembered(default_home())
-    environment = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    return (known.region if known else environment) or Resources().region
 
 
 def client_of(server: str | None) -> Client | None:
