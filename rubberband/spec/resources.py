@@ -379,7 +379,7 @@ class Resources(Words):
     def is_free(self) -> bool:
         """Whether instances cost nothing where no price is given: this machine's, and those of its rehearsal."""
         is_typed = self.instance_type is not None or self.instance_types is not None
-        return self.kind.is_free or (self.kind.is_simulated and self.slots is not None and not is_typed)
+        return not self.kind.is_rented and (not self.kind.is_simulated or (self.slots is not None and not is_typed))
 
     @property
     def unit(self) -> Unit:

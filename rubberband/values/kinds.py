@@ -104,11 +104,6 @@ class ProviderKind:
         """Whether instances are other machines, to which the trial's code is sent."""
         return self.is_rented or self.is_borrowed
 
-    @property
-    def is_free(self) -> bool:
-        """Whether an instance costs nothing unless the file has a price."""
-        return self.is_this_machine or self.is_borrowed
-
     def is_charged(self, unit: str) -> bool:
         """Return whether instances are paid for, and not only metered; a Ray cluster's price is the user's own rate."""
         return self.is_rented or (self.is_borrowed and unit == "USD")
