@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pkgutil
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from rubberband.executor.core.events import (
     TrialReported,
 )
 from rubberband.executor.logs.trial_log import TrialLog
-from rubberband.executor.ray.attempt import AsyncAttempt, Attempt
+from rubberband.executor.ray.attempt import Attempt
 from rubberband.executor.ray.code import Code
 from rubberband.executor.ray.fleet import Leases, Mailbox, RayFleet
 from rubberband.executor.ray.fork_server import ForkServer
@@ -38,6 +39,7 @@ from rubberband.executor.training.segment import Segment
 from rubberband.values.adaptive import BatchPoint
 
 _SHORTEST_PROBE_BYTES = 2**16
+_ASYNCHRONOUS = "rubberband.executor.ray.async_attempt:AsyncAttempt"
 
 
 class StoreWatch:
@@ -199,7 +201,7 @@ class RayBackend:
             max_iterations=spec.max_iterations,
             training=training,
         )
-        kind = Attempt if training is None else AsyncAttempt
+        kind: type[Attempt] = Attempt if training is None else pkgutil.resolve_name(_ASYNCHRONOUS)
         attempt = kind(start, segment, self._log(start.trial), self._fleet.workers, self._mailbox.put)
         self._attempts[start.trial, start.attempt] = attempt
         attempt.begin()

@@ -326,7 +326,7 @@ class ServerProcess:
         """Serve as server `index` of the segment; yield its `host:port`, and in the end why it failed, if it did."""
         import ray
 
-        from rubberband.executor.training.run import run_server
+        from rubberband.executor.training.asynchronous.server import run_server
 
         host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         listener = socket.create_server(("", 0), backlog=_QUEUE)

@@ -42,12 +42,11 @@ from rubberband.executor.training.failures import (
     describe,
     refused,
 )
+from rubberband.executor.training.kinds import kind_of
 from rubberband.executor.training.program_check import ProgramCheck
 from rubberband.executor.training.run import make_runner
 from rubberband.executor.training.runner import Runner
 from rubberband.executor.training.segment import Segment
-from rubberband.executor.training.torch_trial import TorchTrial
-from rubberband.values.command import ProgramCommand
 from rubberband.values.environment import HASH_SEED
 
 if TYPE_CHECKING:
@@ -185,7 +184,7 @@ class StepwiseCheck:
             adaptive, asynchronous = segment.batch is not None, segment.training is not None
             order.entrypoint.check(order.max_gpus, adaptive=adaptive, asynchronous=asynchronous)
             target = order.entrypoint.load()
-        self._found.kind = _kind(target)
+        self._found.kind = kind_of(target).name
         if self._found.kind == "program" or is_distributed(target):
             ProgramCheck(order, self._found, self._step, self._answer, self._until).run()
             return
@@ -357,14 +356,6 @@ def _written(payload: Payload) -> bytes:
         path = Path(folder, "checkpoint")
         payload(path)
         return path.read_bytes()
-
-
-def _kind(target: object) -> str:
-    if isinstance(target, ProgramCommand):
-        return "program"
-    if not isinstance(target, type):
-        return "function"
-    return "TorchTrial" if issubclass(target, TorchTrial) else "Trial"
 
 
 def _check_restored(payload: bytes, state: Any) -> None:

@@ -21,6 +21,7 @@ from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.checkpoints.folders import pack, unpack
 from rubberband.executor.checkpoints.scratch import Scratch
+from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import TrainingEnded, TrialFailure, WorkerTrace, refused
 from rubberband.executor.training.guard import NOT_STARTED
 from rubberband.executor.training.printed import BESIDE_S, SHORTEST_S, MetricLine, Printed, Signature, newest, signature
@@ -52,6 +53,12 @@ _OF_PEERS = re.compile(
 
 _WITHOUT_GPU = {"ACCELERATE_USE_CPU": "true"}
 """Without it, Accelerate and the Trainer of Hugging Face train each worker on its own where there is no GPU."""
+
+
+def make_runner(entrypoint: Entrypoint, target: ProgramCommand, segment: Segment, resources: list[Any]) -> Runner:
+    """Make the runner of a program."""
+    resources.append(gang := ProgramGang.join(segment))
+    return CommandRunner(target, segment, entrypoint.search_path[0], gang, entrypoint.environment)
 
 
 class CommandRunner(Runner):

@@ -14,7 +14,6 @@ from rubberband.planner.balancing import even_shares
 
 if TYPE_CHECKING:
     from rubberband.executor.training.clocks import ComputeTimer
-    from rubberband.executor.training.loop import TorchRunner
     from rubberband.executor.training.sampler import GlobalBatch
 
 SharePolicy = Callable[[int, int], Sequence[int]]
@@ -94,13 +93,17 @@ BATCHINGS = ("rubberband.executor.training.goodput.adaptation:make_batching",)
 """Ways to change the batch size, of which a trial has one at most."""
 
 
-def made_by(features: Sequence[str], loop: TorchRunner) -> Any:
-    """Return the component of the first feature that the segment asks for; None if it asks for none."""
-    made = (pkgutil.resolve_name(each)(loop) for each in features)
+RUNNERS = ("rubberband.executor.training.asynchronous.runner:make_runner",)
+"""Other loops: functions of the trial and the segment."""
+
+
+def made_by(features: Sequence[str], *place: Any) -> Any:
+    """Return what the first feature makes that the segment asks for; None if it asks for none."""
+    made = (pkgutil.resolve_name(each)(*place) for each in features)
     return next((each for each in made if each is not None), None)
 
 
 def preload() -> None:
     """Import the features."""
-    for each in (*DIVISIONS, *BATCHINGS):
+    for each in (*DIVISIONS, *BATCHINGS, *RUNNERS):
         pkgutil.resolve_name(each)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rubberband.executor.training import reporting
 from rubberband.executor.training.command_runner import CommandRunner
@@ -25,6 +26,12 @@ from rubberband.values.command import ProgramCommand
 from rubberband.values.environment import Environment
 
 _ORDER, _FAILURE = "order", "failure"
+
+
+def make_runner(entrypoint: Entrypoint, target: Any, segment: Segment, resources: list[Any]) -> FunctionProcessRunner:
+    """Make the runner of a function that `distributed` has marked."""
+    resources.append(gang := ProgramGang.join(segment))
+    return FunctionProcessRunner(entrypoint, segment, gang)
 
 
 class FunctionProcessRunner(CommandRunner):

@@ -29,7 +29,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -51,12 +51,14 @@ from rubberband.executor.training.clocks import ComputeTimer
 from rubberband.executor.training.components import (
     BATCHINGS,
     DIVISIONS,
+    RUNNERS,
     Component,
     Division,
     SharePolicy,
     made_by,
 )
 from rubberband.executor.training.data import Feed, iteration_of
+from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import TrialFailure, refused
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gpu_rows import Residence
@@ -71,6 +73,22 @@ from rubberband.executor.training.step import OwnStep, Step, TrainStep, check_ow
 from rubberband.executor.training.torch_trial import TorchTrial, override_of
 from rubberband.executor.training.worker_process import compute_with, cpus_per_slot
 from rubberband.executor.training.wrapping import RunningStatistics, SameWeights, lazy_names, prepare
+
+
+def make_runner(entrypoint: Entrypoint, target: type[TorchTrial], segment: Segment, resources: list[Any]) -> Runner:
+    """Make the runner of a `TorchTrial`: a feature's, or the loop of its gang."""
+    if segment.device == "cpu":
+        # A worker stands for one logical GPU: with torch's default every worker would take all cores of the machine,
+        # and a gang of four would be slower than one worker.
+        torch.set_num_threads(1)
+    trial = target()
+    if (other := made_by(RUNNERS, trial, segment)) is not None:
+        return cast("Runner", other)
+    gang = Gang.join(
+        rank=segment.rank, num_workers=segment.num_workers, rendezvous=segment.rendezvous, device=segment.device
+    )
+    resources.append(gang)
+    return TorchRunner(trial, segment, gang)
 
 
 class TorchRunner(Runner):

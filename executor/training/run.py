@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import socket
 import sys
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -20,14 +19,11 @@ from rubberband.executor.checkpoints import CheckpointStore, Payload
 from rubberband.executor.checkpoints.machine import on_machine
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.training import failures
-from rubberband.executor.training.distributed import is_distributed
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import Peers, TrainingEnded, describe
+from rubberband.executor.training.kinds import kind_of
 from rubberband.executor.training.runner import (
-    FunctionRunner,
     Runner,
-    TrialRunner,
-    positive,
 )
 from rubberband.executor.training.segment import (
     Segment,
@@ -38,9 +34,8 @@ from rubberband.executor.training.segment import (
     SegmentStarted,
 )
 from rubberband.executor.training.torch_trial import TorchTrial
-from rubberband.executor.training.trial import Device, Trial
-from rubberband.executor.training.worker_process import Leftovers, release_port
-from rubberband.values.command import ProgramCommand
+from rubberband.executor.training.trial import Device
+from rubberband.executor.training.worker_process import Leftovers
 
 _log = logging.getLogger(__name__)
 
@@ -113,8 +108,7 @@ def run_segment(
             yield from reports.rest()
             yield failure
     finally:
-        while resources:
-            _close(resources.pop(), segment)
+        close_all(resources, segment)
 
 
 def _described(
@@ -215,86 +209,13 @@ def make_runner(entrypoint: Entrypoint, segment: Segment, resources: list[_Closa
     """Make the trial for a segment; `resources` gets what must be closed after it, beside the runner itself."""
     target = entrypoint.load()
     resources.insert(0, Leftovers(segment.device))  # closed last
-    if isinstance(target, ProgramCommand):
-        from rubberband.executor.training.command_runner import CommandRunner
-        from rubberband.executor.training.program_gang import ProgramGang
-
-        gang = ProgramGang.join(segment)
-        resources.append(gang)
-        return CommandRunner(target, segment, entrypoint.search_path[0], gang, entrypoint.environment)
-    if is_distributed(target):
-        from rubberband.executor.training.function_process import FunctionProcessRunner
-        from rubberband.executor.training.program_gang import ProgramGang
-
-        gang = ProgramGang.join(segment)
-        resources.append(gang)
-        return FunctionProcessRunner(entrypoint, segment, gang)
-    if not isinstance(target, type):
-        if segment.num_workers > 1:
-            raise ValueError(f"{entrypoint} is a function and trains on one worker, not {segment.num_workers}")
-        return FunctionRunner(target, segment)
-    if issubclass(target, TorchTrial):
-        return _make_torch_runner(target, segment, resources)
-    assert issubclass(target, Trial)
-    release_port()
-    return TrialRunner(target, segment)
+    return kind_of(target).make_runner(entrypoint, target, segment, resources)
 
 
-def _make_torch_runner(trial_class: type[TorchTrial], segment: Segment, resources: list[_Closable]) -> Runner:
-    import torch
-
-    from rubberband.executor.training.asynchronous.runner import AsyncRunner
-    from rubberband.executor.training.gang import Gang
-    from rubberband.executor.training.loop import TorchRunner
-
-    if segment.device == "cpu":
-        # A worker stands for one logical GPU: with torch's default every worker would take all cores of the machine,
-        # and a gang of four would be slower than one worker.
-        torch.set_num_threads(1)
-    if segment.training is not None:
-        return AsyncRunner(trial_class(), segment)
-    gang = Gang.join(
-        rank=segment.rank, num_workers=segment.num_workers, rendezvous=segment.rendezvous, device=segment.device
-    )
-    resources.append(gang)
-    return TorchRunner(trial_class(), segment, gang)
-
-
-def run_server(entrypoint: Entrypoint, segment: Segment, index: int, listener: socket.socket) -> SegmentFailure | None:
-    """Serve as parameter server `index` of a segment, in this process, until rank 0 ends it; return why that failed.
-
-    It accepts workers at `listener`, which is closed in the end. The process can then serve another segment.
-    """
-    resources: list[_Closable] = []
-    failure: SegmentFailure | None = None
-    with listener:
-        try:
-            _serve(entrypoint, segment, index, listener, resources)
-        except BaseException as error:
-            failure = describe(error, in_gang=True, environment=entrypoint.environment)
+def close_all(resources: list[_Closable], segment: Segment) -> None:
+    """Close what a segment has opened, in the reverse order."""
     while resources:
         _close(resources.pop(), segment)
-    return failure
-
-
-def _serve(
-    entrypoint: Entrypoint, segment: Segment, index: int, listener: socket.socket, resources: list[_Closable]
-) -> None:
-    import torch
-
-    from rubberband.executor.training.asynchronous.server import ParameterServer
-    from rubberband.executor.training.asynchronous.shards import ServedShard
-
-    target = entrypoint.load()
-    resources.append(Leftovers("cpu"))
-    if segment.device == "cpu":
-        torch.set_num_threads(1)
-    if not (isinstance(target, type) and issubclass(target, TorchTrial)):
-        raise ValueError(f"{entrypoint} is no TorchTrial, and cannot be trained asynchronously")
-    trial = target()
-    every = positive("checkpoint_every", trial.checkpoint_every)
-    shard = ServedShard(trial, segment, index)
-    ParameterServer(shard, segment, index, checkpoint_every=every).run(listener)
 
 
 def _close(resource: _Closable, segment: Segment) -> None:

@@ -17,7 +17,7 @@ from numbers import Number
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -41,8 +41,11 @@ from rubberband.executor.training.segment import (
     Segment,
 )
 from rubberband.executor.training.trial import TrainFunction, Trial, TrialContext, flat, tune_session
-from rubberband.executor.training.worker_process import ThreadSwitches
+from rubberband.executor.training.worker_process import ThreadSwitches, release_port
 from rubberband.units import counted, did_you_mean, shown
+
+if TYPE_CHECKING:
+    from rubberband.executor.training.entrypoint import Entrypoint
 
 MAX_METRICS = 1000
 """Per report."""
@@ -252,6 +255,12 @@ class Runner(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release everything, also after a failure; the process stays warm."""
+
+
+def make_trial_runner(entrypoint: Entrypoint, target: type[Trial], segment: Segment, resources: list[Any]) -> Runner:
+    """Make the runner of a plain `Trial`, which may listen at the gang's port itself."""
+    release_port()
+    return TrialRunner(target, segment)
 
 
 class TrialRunner(Runner):
@@ -491,6 +500,15 @@ class _FunctionThread(Thread):
 def function_runs_on() -> bool:
     """Whether a function has not ended with its segment: no later trial may share this process with it."""
     return any(isinstance(thread, _FunctionThread) for thread in threading.enumerate())
+
+
+def make_function_runner(
+    entrypoint: Entrypoint, target: TrainFunction, segment: Segment, resources: list[Any]
+) -> Runner:
+    """Make the runner of a function. Raises ValueError for more than one worker."""
+    if segment.num_workers > 1:
+        raise ValueError(f"{entrypoint} is a function and trains on one worker, not {segment.num_workers}")
+    return FunctionRunner(target, segment)
 
 
 class FunctionRunner(Runner):

@@ -9,6 +9,7 @@ import pytest
 from ray.exceptions import RayError
 
 from rubberband.executor import CheckpointRef, Segment, SegmentReport, attempt
+from rubberband.executor.ray import async_attempt
 from tests.builders.waiting import eventually
 
 DEATH = RayError("The actor is dead because its process was killed")
@@ -68,5 +69,6 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> None:
             return [], streams
 
     fake = SimpleNamespace(get=get, wait=wait)
-    monkeypatch.setattr(attempt, "ray", fake)
-    monkeypatch.setattr(attempt, "GRACE_S", 0.2)
+    for module in (attempt, async_attempt):
+        monkeypatch.setattr(module, "ray", fake)
+        monkeypatch.setattr(module, "GRACE_S", 0.2)

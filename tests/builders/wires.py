@@ -34,6 +34,7 @@ from rubberband.executor import (
     open_cluster,
     sampling,
 )
+from rubberband.executor.ray import async_attempt
 from rubberband.executor.ray import backend as backends
 from rubberband.executor.run import trackers
 from rubberband.executor.run.notices import addresses, all_of
@@ -148,7 +149,7 @@ def _backend(spec: RunSpec, job: Job, folder: Path) -> Wires:
     spec = RunSpec(**{each.name: getattr(spec, each.name) for each in fields(spec)} | {"configurations": [{"lr": 0.5}]})
     with (
         mock.patch.object(backends, "Attempt", Attempt),
-        mock.patch.object(backends, "AsyncAttempt", type("AsyncAttempt", (Attempt,), {})),
+        mock.patch.object(async_attempt, "AsyncAttempt", type("AsyncAttempt", (Attempt,), {})),
         mock.patch.object(backends, "Leases") as leases,
         mock.patch.object(backends, "RayFleet") as fleet,
     ):

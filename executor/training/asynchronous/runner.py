@@ -55,6 +55,11 @@ class Updates(FixedBatching):
         self.data = state["data"]
 
 
+def make_runner(trial: TorchTrial, segment: Segment) -> AsyncRunner | None:
+    """Return the runner of a trial that is trained with parameter servers; None for any other."""
+    return None if segment.training is None else AsyncRunner(trial, segment)
+
+
 class AsyncRunner(TorchRunner):
     """Trains a `TorchTrial` with parameter servers, which listen already."""
 

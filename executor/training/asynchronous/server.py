@@ -28,8 +28,13 @@ from torch import Tensor
 
 from rubberband.executor.training.asynchronous.protocol import Order, Pace, Tally, Wire
 from rubberband.executor.training.asynchronous.shards import Buffer, GradientPart, ServedShard, memory_of
-from rubberband.executor.training.segment import Segment
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.failures import describe
+from rubberband.executor.training.run import close_all
+from rubberband.executor.training.runner import positive
+from rubberband.executor.training.segment import Segment, SegmentFailure
 from rubberband.executor.training.torch_trial import TorchTrial
+from rubberband.executor.training.worker_process import Leftovers
 
 _LOOK_S = 0.2
 _ALL_THERE_S = 60.0
@@ -492,3 +497,32 @@ class ServerThreads:
             server.end()
         for listener in self._listeners:
             listener.close()
+
+
+def run_server(entrypoint: Entrypoint, segment: Segment, index: int, listener: socket.socket) -> SegmentFailure | None:
+    """Serve as parameter server `index` of a segment, in this process, until rank 0 ends it; return why that failed.
+
+    It accepts workers at `listener`, which is closed in the end. The process can then serve another segment.
+    """
+    resources: list[Any] = []
+    failure: SegmentFailure | None = None
+    with listener:
+        try:
+            _serve(entrypoint, segment, index, listener, resources)
+        except BaseException as error:
+            failure = describe(error, in_gang=True, environment=entrypoint.environment)
+    close_all(resources, segment)
+    return failure
+
+
+def _serve(entrypoint: Entrypoint, segment: Segment, index: int, listener: socket.socket, resources: list[Any]) -> None:
+    target = entrypoint.load()
+    resources.append(Leftovers("cpu"))
+    if segment.device == "cpu":
+        torch.set_num_threads(1)
+    if not (isinstance(target, type) and issubclass(target, TorchTrial)):
+        raise ValueError(f"{entrypoint} is no TorchTrial, and cannot be trained asynchronously")
+    trial = target()
+    every = positive("checkpoint_every", trial.checkpoint_every)
+    shard = ServedShard(trial, segment, index)
+    ParameterServer(shard, segment, index, checkpoint_every=every).run(listener)
