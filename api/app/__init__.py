@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import rubberband
 from rubberband.api import dashboard
-from rubberband.api.dashboard import compare, experiment, pool, problem_page, trial, wants_page
+from rubberband.api.dashboard import compare, experiment, pool, problem_page, wants_page
 from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.plans.previews import Plans
 from rubberband.api.problems import (
@@ -56,7 +56,6 @@ _ROUTERS = (
     about_service.router,
     metrics.router,
     experiment.router,
-    trial.router,
     compare.router,
     pool.router,
     dashboard.router,

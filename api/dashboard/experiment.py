@@ -1,4 +1,4 @@
-"""The page of one experiment, its parts that reload, its table of trials, its figures, and its report."""
+"""The pages of one experiment and of its trials, their parts that reload, their figures, and the report."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from fastapi.responses import HTMLResponse, Response
 
 from rubberband.api.dashboard import badge, render, tag_links, zipped
 from rubberband.api.dashboard import sentences as words
-from rubberband.api.dashboard.trial_table import Asked, Trials, trial_page
+from rubberband.api.dashboard.trial_table import Asked, Trials, table_page
 from rubberband.api.problems import NOT_FOUND, HttpProblem
 from rubberband.api.routes import Known, Reader, Service, Serving
+from rubberband.api.routes.trials import trial_of
 from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.result.result import Result, TrialResult
@@ -29,7 +30,9 @@ from rubberband.units import counted, duration, format_instant, in_unit, parse_d
 from rubberband.values.command import entrypoint_text
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission
-from rubberband.views.charts.learning import learning_curves
+from rubberband.views.charts.allocation import gangs as gangs_chart
+from rubberband.views.charts.allocation import gangs_px
+from rubberband.views.charts.learning import CURVES_PX, learning_curves
 from rubberband.views.charts.parts import Figure
 from rubberband.views.charts.search import (
     Space,
@@ -42,6 +45,7 @@ from rubberband.views.formatting import (
     TextTable,
     printable,
     setting,
+    status,
     usd,
 )
 from rubberband.views.report.page import (
@@ -56,7 +60,7 @@ from rubberband.views.report.page import (
 )
 from rubberband.views.report.tables import failures, incidents, pareto, updates, workers
 from rubberband.views.story import story
-from rubberband.views.trial import configuration_texts, lead
+from rubberband.views.trial import configuration_texts, gangs, lead, trial_cards
 
 _TIMEOUT_S = 60.0
 _KEPT = 32
@@ -324,7 +328,7 @@ def _shown(service: Service, experiment: Submission, result: Result | None, aske
         "stages": words.stage_rows(result, experiment.summary.target_iterations),
         "rungs": words.rungs_reached(result),
         "story": story(result),
-        "trials": trial_page(result, asked, _space(experiment)),
+        "trials": table_page(result, asked, _space(experiment)),
         "pareto": _shortened(pareto(result, None)),
         "tables": [_shortened(table) for table in _tables(result) if table.rows],
     }
@@ -359,3 +363,80 @@ def _shortened(table: TextTable) -> TextTable:
     if left <= 0:
         return table
     return replace(table, rows=table.rows[:_MOST_ROWS], notes=(f"{left:,} more are in the report.", *table.notes))
+
+
+# The page of one trial: its configuration, its curve among the others, its gangs, checkpoint, failures and log.
+
+_TRIAL_CHARTS = {
+    "curves": (
+        "Its curve among the others",
+        "Blue is this trial, orange the best one; click a curve for the page of its trial, drag to zoom. Dollars: the "
+        "trial's share of the bill, by the GPU time that it has held.",
+    ),
+    "gangs": (
+        "Its gangs over time",
+        "Each bar is a GPU that it had, its colour the stage (or bracket, or rung). Dotted: ends of stages.",
+    ),
+}
+"""Charts of a trial, in their order: name -> title and note."""
+_Number = Annotated[str, Path(max_length=20)]
+
+
+@router.get("/experiments/{name}/trials/{trial}")
+def trial_page(request: Request, service: Serving, _reader: Reader, experiment: Known, trial: _Number) -> Response:
+    """Page of a trial."""
+    after = service.store.last_feed_id()
+    shown = _trial_shown(service, experiment, trial)
+    return render(request, "trial.html", **shown, after=after, unit=experiment.summary.unit)
+
+
+@router.get("/fragments/experiments/{name}/trials/{trial}")
+def trial_live(request: Request, service: Serving, _reader: Reader, experiment: Known, trial: _Number) -> Response:
+    """Part of the page that reloads."""
+    return render(request, "trial_live.html", **_trial_shown(service, experiment, trial), unit=experiment.summary.unit)
+
+
+@router.get("/experiments/{name}/trials/{trial}/figures/{chart}")
+def trial_figure(
+    request: Request,
+    service: Serving,
+    _reader: Reader,
+    experiment: Known,
+    trial: _Number,
+    chart: Annotated[str, Path(max_length=40)],
+    top: Top = "",
+) -> Response:
+    """Chart of the page as JSON: its name -> Plotly figure; empty without anything to show."""
+    if chart not in _TRIAL_CHARTS:
+        raise HttpProblem(NOT_FOUND, f"the page of a trial of {experiment.name!r} has no such chart")
+    result, found = trial_of(experiment, result_of(service, experiment), trial)
+    is_curves = chart == "curves"
+    figure = (
+        learning_curves(result, trial=found.trial, top=top_of(top)) if is_curves else gangs_chart(result, found.trial)
+    )
+    return json_of(request, {} if figure is None else {chart: figure}, experiment.summary.unit)
+
+
+def _trial_shown(service: Service, experiment: Submission, number: str) -> dict[str, Any]:
+    result, trial = trial_of(experiment, result_of(service, experiment), number)
+    here = f"/experiments/{experiment.name}/trials"
+    heights_px = {"curves": CURVES_PX if trial.curve else 0, "gangs": gangs_px(result, trial.trial)}
+    return {
+        "experiment": experiment,
+        "result": result,
+        "trial": trial,
+        "state": status(result, trial),
+        "is_active": experiment.state in ACTIVE,
+        "lead": lead(result, trial),
+        "cards": trial_cards(result, trial),
+        "texts": configuration_texts(trial.configuration, experiment.words.get("entrypoint")),
+        "charts": charts_of(result, _TRIAL_CHARTS),
+        "expected": {name: height_px for name, height_px in heights_px.items() if height_px},
+        "gangs": gangs(result, trial),
+        "download": download_address(experiment.name, trial),
+        "is_stoppable": not trial.is_over and "stop" in possible(service, experiment),
+        "before": f"{here}/{trial.trial - 1}" if trial.trial else "",
+        "after_it": f"{here}/{trial.trial + 1}" if trial.trial + 1 < len(result.trials) else "",
+        "address": f"/fragments{here}/{trial.trial}",
+        "base": f"{here}/{trial.trial}",
+    }

@@ -115,7 +115,7 @@ class _Kind:
     words: bool = False
 
 
-def trial_page(result: Result, asked: Asked, space: Space = None) -> TrialTable:
+def table_page(result: Result, asked: Asked, space: Space = None) -> TrialTable:
     """Return a page of trials; `space` is the search space in the words of the file, which has the scales of ranges."""
     kinds = _kinds(result)
     every = Counter(status(result, trial) for trial in result.trials)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
 from rubberband.api.body import require_allowed
 from rubberband.api.experiments.admission import Admission
-from rubberband.api.experiments.caring import Care
 from rubberband.api.experiments.extending import Extensions, LockOfEach, require_runnable
 from rubberband.api.experiments.starting import (
     HOSTED,
@@ -29,24 +29,29 @@ from rubberband.api.experiments.starting import (
 )
 from rubberband.api.experiments.watcher import Watcher
 from rubberband.api.plans.process import with_instant
-from rubberband.api.problems import NAME_TAKEN, NOT_FOUND, UNAVAILABLE, HttpProblem, problem_of
+from rubberband.api.problems import CONFLICT, NAME_TAKEN, NOT_FOUND, UNAVAILABLE, HttpProblem, problem_of
 from rubberband.api.settings import Settings
 from rubberband.api.store import Store
 from rubberband.api.store.schema import Promise
-from rubberband.errors import DamagedJournalError
+from rubberband.errors import DamagedJournalError, InputError, JournalError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
+from rubberband.executor.journal.labelling import write_labels
 from rubberband.executor.journal.reading import explained, salvage
 from rubberband.executor.logs.pages import PrintedLine, page, trial_files
 from rubberband.executor.result.result import Result
 from rubberband.executor.run import allowance
 from rubberband.executor.run.follower import Failure, JournalFollower, at_work
+from rubberband.executor.run.removing import Removal, removal, remove
 from rubberband.spec.experiment import Experiment
-from rubberband.states import AT_WORK, Action, ExperimentState, Fact, obstacle, pool_sets_instances, possible
+from rubberband.states import AT_WORK, OVER, Action, ExperimentState, Fact, obstacle, pool_sets_instances, possible
 from rubberband.units import shown
+from rubberband.values.labels import LabelChange
 from rubberband.values.plan import Policy
 from rubberband.values.submission import Submission, Summary
 from rubberband.views.trial import why_not_stopped
+
+log = logging.getLogger("rubberband.api.experiments")
 
 KEPT_RESULTS = 16
 """Results of experiments that do not run are cached up to this number."""
@@ -462,3 +467,54 @@ class ExperimentRuns:
             return list(follower.failures)
         settled = self.journals.settled(row)
         return () if settled is None else settled.failures
+
+
+class Care:
+    """Labels and deletes experiments. Thread-safe; all methods raise Problem."""
+
+    def __init__(self, store: Store, watcher: Watcher, journals: Journals, resuming: LockOfEach) -> None:
+        """`resuming` is held while an experiment is resumed."""
+        self._store, self._watcher, self._journals, self._resuming = store, watcher, journals, resuming
+        self._labelling = LockOfEach()
+
+    def label(self, name: str, change: LabelChange) -> Submission:
+        """Change the labels of an experiment, and return it."""
+        with self._labelling.of(name), raised_as_problems():
+            labels = self._store.upkeep.label(name, change)
+            if labels is None:
+                raise HttpProblem(NOT_FOUND, f"experiment {shown(name)} not found")
+            row = self._journals.row(name)
+            if not row.home:
+                try:
+                    write_labels(self._watcher.folder(name), labels)  # for the commands that ask no service
+                except InputError as error:
+                    log.warning("the home keeps no labels of %s: %s", name, error)
+        return replace(row, labels=labels)
+
+    def removal(self, name: str) -> Removal:
+        """Return the effect of deleting an experiment. Raises Problem CONFLICT, with the remedy, if it must stay."""
+        row = self._journals.row(name)
+        self._journals.require(row, "delete")
+        folder = self._watcher.folder(name)
+        try:
+            if not self._journals.exists(name):
+                return removal(folder, None)
+            with self._journals.opened(name) as follower:
+                return removal(folder, follower)
+        except InputError as error:
+            raise HttpProblem(CONFLICT, str(error)) from None
+
+    def delete(self, name: str) -> Removal:
+        """Delete an experiment that has ended: its folder, its journal, its events. Its bill counts on."""
+        with self._resuming.of(name), self._labelling.of(name):
+            row, going = self._journals.row(name), self.removal(name)
+            try:
+                remove(self._watcher.folder(name), going)
+            except (InputError, JournalError) as error:
+                log.error("experiment %s is not deleted: %s", name, error)
+                why = f"the files of {name!r} cannot be deleted; the log of the service has the cause"
+                raise HttpProblem(UNAVAILABLE, why, headers={"Retry-After": "5"}) from None
+            if not self._store.upkeep.delete(row, expected=OVER):
+                raise conflict(row, "it has just changed; reload and try again")
+        self._watcher.kick(name)
+        return going

@@ -238,8 +238,7 @@ def _store_at(url: str) -> CheckpointStore:
     """Return the unchecked store. Raises InputError."""
     scheme = require_driver(url)
     if scheme:
-        from rubberband.executor.checkpoints.filesystems import FsspecFolder
-        from rubberband.executor.checkpoints.objects import ObjectStore
+        from rubberband.executor.checkpoints.objects import FsspecFolder, ObjectStore
 
         if scheme in _FOLDERS:
             return ObjectStore(pkgutil.resolve_name(_FOLDERS[scheme])(url))

@@ -6,7 +6,7 @@ logs work as usual. It forks only if that is safe: no thread may hold a lock, an
 on other systems than Linux, workers start on their own. It ends with the driver, without its workers.
 
 Functions in gangs have processes of their own, which a worker asks for (`executor/training/program.py`). They are
-forked as well, below a guard, if their imports would have found the same in a process of their own: `imports.py`.
+forked as well, below a guard, if their imports would have found the same in a process of their own (`_Imports`).
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, Self
 
 from rubberband.cloud.ray_head import ray_node
 from rubberband.cloud.ray_head.instance import DIRECTORY_TAG, EXPERIMENT_TAG, INSTANCE_TAG
 from rubberband.cloud.ray_head.worker_start import FORK_SERVER, FORKED, READY, peer_uid
 from rubberband.errors import EntrypointError
-from rubberband.executor.ray.imports import Imports
 from rubberband.executor.training import guard
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.trial import Device
@@ -150,7 +151,7 @@ def main() -> None:
     _end_with_driver()
     if entrypoint is not None:
         entrypoint.environment.put()
-    imports = Imports()
+    imports = _Imports()
     with socket.socket(fileno=int(sys.argv[1])) as listener:
         with imports:
             if not _import(entrypoint):
@@ -224,7 +225,7 @@ def _cuda_refuses_a_fork() -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
 
 
-def _serve(listener: socket.socket, imports: Imports) -> Mapping[str, Any] | None:
+def _serve(listener: socket.socket, imports: _Imports) -> Mapping[str, Any] | None:
     """Fork workers until the driver is gone (None); in a worker, return its order."""
     signal.signal(signal.SIGIO, signal.SIG_IGN)
     while True:
@@ -238,7 +239,7 @@ def _serve(listener: socket.socket, imports: Imports) -> Mapping[str, Any] | Non
                 return order
 
 
-def _take(connection: socket.socket, imports: Imports) -> Mapping[str, Any] | None:
+def _take(connection: socket.socket, imports: _Imports) -> Mapping[str, Any] | None:
     """Fork the requested worker; in the worker, return its order."""
     if peer_uid(connection) != os.getuid():
         return None
@@ -282,7 +283,7 @@ def _environment_place() -> tuple[int, int]:
     return begin, end
 
 
-def _become(order: Mapping[str, Any], imports: Imports) -> None:
+def _become(order: Mapping[str, Any], imports: _Imports) -> None:
     """Continue as the worker, or as the guard of a function's process."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN if order["ignores_children"] else signal.SIG_DFL)
@@ -302,7 +303,7 @@ def _become(order: Mapping[str, Any], imports: Imports) -> None:
         os._exit(0)  # what the imports do in the end is for the function's process
 
 
-def _call(order: Mapping[str, Any], imports: Imports) -> None:
+def _call(order: Mapping[str, Any], imports: _Imports) -> None:
     """Run the module at the end of a function's command line, as `python -m` does."""
     _take_over(imports.added_to(order["environment"]))
     imports.go_on()
@@ -325,6 +326,118 @@ def _take_over(environment: Mapping[str, str]) -> None:
     content = _block({name: environment[name] for name in (*os.environ, *environment) if name in environment})
     begin, end = _environment_place()
     ctypes.memmove(begin, content.ljust(end - begin, b"\0"), end - begin)
+
+
+# What a module finds in its process while it is imported: may the process of another environment be forked from it?
+
+_INTERPRETER = ("GLIBC_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OPENBLAS_", "PYTHON")
+"""Beginnings of variables that count before any import."""
+_AS_GIVEN = {"PYTHONBREAKPOINT", "PYTHONUNBUFFERED", "PYTORCH_NVML_BASED_CUDA_CHECK"}
+"""Variables that are read later, whose effect this process has in any case, or that change nothing else."""
+_THREADS, _GPUS, _COMPILERS = "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_COMPILE_THREADS"
+_OF_PREFIX = {"fsspec.config", "tqdm.utils"}
+"""Modules that go through all variables for those that begin with their own name."""
+_RANKS = {
+    "lightning.fabric.utilities.rank_zero": "RANK",
+    "lightning_fabric.utilities.rank_zero": "RANK",
+    "torchmetrics.utilities.prints": "LOCAL_RANK",
+}
+"""Modules that take the rank of `rank_zero_only` from a variable at their import, which can be put later."""
+_VIEWS = {"_collections_abc", "collections.abc", "os"}
+
+
+class _Imports:
+    """Notes the variables that imports read and set while it is entered, and what else binds them to this process."""
+
+    def __init__(self) -> None:
+        self._before = dict(os.environ)
+        self._read = set[str]()
+        self._set: dict[str, str] = {}
+        self._binding = ""
+        """Why no function's process may be forked."""
+        self._said = set[str]()
+
+    def __enter__(self) -> Self:
+        self._files = _open_files()
+        read = self._read
+
+        class Noting(os._Environ):  # type: ignore[type-arg]
+            def __getitem__(self, name: str) -> str:
+                if _reader() not in {*_OF_PREFIX, *_RANKS}:
+                    read.add(name)
+                found: str = super().__getitem__(name)
+                return found
+
+            def __iter__(self) -> Iterator[str]:
+                if _reader() not in _OF_PREFIX:
+                    read.add("")
+                return super().__iter__()
+
+        os.environ.__class__ = Noting
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.environ.__class__ = os._Environ
+        self._set = {name: value for name, value in os.environ.items() if self._before.get(name) != value}
+        if "" in self._read:
+            self._binding = "its module goes through all variables at its import"
+        elif _open_files() - self._files:
+            self._binding = "its module leaves a file open"
+        elif any(_is_temporary(each) for each in weakref.finalize._registry.values()):  # type: ignore[attr-defined]
+            self._binding = "its module makes a temporary folder"
+
+    def suit(self, environment: Mapping[str, str]) -> bool:
+        """Whether the imports would have found the same in a process of that environment; says once why not."""
+        why = self._binding or self._difference(environment)
+        if why and why not in self._said:
+            self._said.add(why)
+            print(f"a function starts on its own: {why}")
+        return not why
+
+    def _difference(self, environment: Mapping[str, str]) -> str:
+        names = {name for name in {*self._before, *environment} if name.startswith(_INTERPRETER)}
+        for name in sorted((self._read | names) - _AS_GIVEN - {_THREADS, _COMPILERS}):
+            before, there = self._before.get(name), environment.get(name)
+            if name == _GPUS and before and there and before.count(",") == there.count(","):
+                continue
+            if there != before and (there is None or there != self._set.get(name)):
+                return f"{name} differs, which counts at its import"
+        return "" if environment.get(_THREADS, "1").isdecimal() else f"{_THREADS} is no number"
+
+    def added_to(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return an environment with the variables that the imports have set."""
+        return {**environment, **self._set}
+
+    def go_on(self) -> None:
+        """Put in a forked process what the imports have taken from variables that it has otherwise."""
+        torch: Any = sys.modules.get("torch")
+        threads = os.environ.get(_THREADS, "1")
+        if torch is not None and threads != self._before.get(_THREADS):
+            torch.set_num_threads(int(threads))
+        inductor: Any = sys.modules.get("torch._inductor.config")
+        compilers = os.environ.get(_COMPILERS, "")
+        if inductor is not None and compilers.isdecimal():
+            inductor.compile_threads = int(compilers)
+        for name, variable in _RANKS.items():
+            module: Any = sys.modules.get(name)
+            if module is not None:
+                module.rank_zero_only.rank = int(os.environ.get(variable, "0"))
+
+
+def _reader() -> str:
+    """Return the name of the module that reads a variable."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in _VIEWS:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__"))
+
+
+def _open_files() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+def _is_temporary(info: Any) -> bool:
+    return getattr(info.func, "__self__", None) is TemporaryDirectory
 
 
 if __name__ == "__main__":

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import ray
+from ray._private.runtime_env.packaging import package_exists, pin_runtime_env_uri, upload_package_to_gcs
 from ray.exceptions import GetTimeoutError
 
 import rubberband
 from rubberband.cloud.provider import NODE_LABEL, BorrowedProvider
+from rubberband.cloud.wheel import build_wheel
 from rubberband.errors import InputError
 from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.ray.connection import Connection
-from rubberband.executor.ray.own_package import runtime_env
 from rubberband.units import error_line
 
 _ANSWER_S = 180.0
@@ -55,7 +59,7 @@ class NodeProbe:
 
     def options(self) -> dict[str, Any]:
         """Return options of Ray for processes on nodes."""
-        return {"runtime_env": runtime_env()} if self.brings else {}
+        return {"runtime_env": _runtime_env()} if self.brings else {}
 
     def _faults(self, nodes: Sequence[str]) -> dict[str, str]:
         """Return node -> fault, empty without one."""
@@ -139,3 +143,28 @@ def _probe() -> Callable[[CheckpointStore, Mapping[str, str]], tuple[str, str]]:
         return rubberband.__version__, ""
 
     return probe
+
+
+# Nodes of a borrowed cluster with no rubberband, or another one, get this process's by Ray's runtime_env: a zip in the
+# head's store, which a node unpacks once. Other imports of a worker (numpy, those of the trial) must be on the node.
+
+_sending = threading.Lock()
+
+
+def _runtime_env() -> dict[str, Any]:
+    """Return the environment of a process that has it; it is sent, unless the head has it. The driver is connected.
+
+    Ray drops it once no process uses it. Raises InputError if its files cannot be read.
+    """
+    content = _zip()
+    uri = f"gcs://_ray_pkg_{hashlib.sha1(content).hexdigest()}.zip"
+    with _sending:
+        pin_runtime_env_uri(uri)
+        if not package_exists(uri):
+            upload_package_to_gcs(uri, content)
+    return {"py_modules": [uri]}
+
+
+@cache
+def _zip() -> bytes:
+    return build_wheel()[1]

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from rubberband.errors import CheckpointError, EntrypointError
 from rubberband.executor.checkpoints import CheckpointStore, Payload
-from rubberband.executor.checkpoints.machine import on_machine
+from rubberband.executor.checkpoints.scratch import on_machine
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.training import failures
 from rubberband.executor.training.entrypoint import Entrypoint

@@ -17,7 +17,6 @@ from sqlalchemy.engine import Engine
 from typer.testing import CliRunner, Result
 
 from rubberband import cli
-from rubberband.api.experiments import caring
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import SharedPool
 from rubberband.api.store import Store, open_store
@@ -326,7 +325,7 @@ def test_files_that_cannot_be_deleted_leave_the_experiment_and_show_no_path(
         def fails(*_: object) -> None:
             raise InputError(f"{house.home} cannot be deleted (read-only); give access")
 
-        monkeypatch.setattr(caring, "remove", fails)
+        monkeypatch.setattr("rubberband.api.experiments.remove", fails)
         with pytest.raises(HttpProblem, match="the log of the service has the cause") as refused:
             runs.care.delete("one")
         assert str(house.home) not in str(refused.value)

@@ -15,8 +15,8 @@ import pytest
 
 from rubberband.errors import CheckpointLostError
 from rubberband.executor import CheckpointRef, LocalCheckpointStore
-from rubberband.executor.checkpoints import machine as machines
-from rubberband.executor.checkpoints.machine import on_machine
+from rubberband.executor.checkpoints import scratch
+from rubberband.executor.checkpoints.scratch import on_machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Counting(LocalCheckpointStore):
 @pytest.fixture
 def machine(tmp_path, monkeypatch) -> Path:
     (folder := tmp_path / "machine").mkdir()
-    monkeypatch.setattr(machines, "machine_folder", lambda: folder)
+    monkeypatch.setattr(scratch, "machine_folder", lambda: folder)
     return folder / "checkpoints"
 
 
@@ -88,7 +88,7 @@ def test_a_machine_without_room_loads_the_bytes(store, monkeypatch):
     def full() -> Path:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(machines, "machine_folder", full)
+    monkeypatch.setattr(scratch, "machine_folder", full)
     with on_machine(store, store.save(1, 1, b"weights")) as found:
         assert found == b"weights"
 

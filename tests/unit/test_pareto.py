@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.api.dashboard.trial_table import Asked, trial_page
+from rubberband.api.dashboard.trial_table import Asked, table_page
 from rubberband.errors import InputError
 from rubberband.executor import Result, TrialReport, TrialStatus, best_trial, open_folder
 from rubberband.executor.core.state import TrialState
@@ -113,7 +113,7 @@ def test_the_views_have_a_table_and_a_chart() -> None:
     page = render_html(result)
     assert "Trade-off between metrics" in page
     assert "best in score (max) and latency (min): trials 0, 1" in result._repr_html_()
-    shown = trial_page(result, Asked(sort="also:latency", down=True))
+    shown = table_page(result, Asked(sort="also:latency", down=True))
     assert [column.title for column in shown.columns][:3] == ["trial", "score", "latency"]
     assert shown.rows[0].trial == 11
     assert pareto(a_result(), None).rows == ()

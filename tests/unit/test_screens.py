@@ -21,7 +21,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from rubberband.api.dashboard.sentences import cards, sentence, stage_rows, troubles
-from rubberband.api.dashboard.trial_table import Asked, trial_page
+from rubberband.api.dashboard.trial_table import Asked, table_page
 from rubberband.cli import app
 from rubberband.executor import Faults, Result, report_rows, to_csv, trial_rows
 from rubberband.states import ExperimentState
@@ -121,7 +121,7 @@ def test_a_result_has_its_words_on_the_pages_of_a_service(kind: str) -> None:
         "cards": cards(known, result),
         "stages": stage_rows(result),
         "story": story(result),
-        "trials": trial_page(result, Asked()).rows[:5],
+        "trials": table_page(result, Asked()).rows[:5],
         "trial 0": [lead(result, trial), *trial_cards(result, trial)],
         "gangs of trial 0": list(gangs(result, trial).rows),
     }

@@ -9,7 +9,7 @@ import pytest
 
 from rubberband.api.dashboard import badge, trial_table
 from rubberband.api.dashboard.sentences import cards, sentence, stage_rows, troubles
-from rubberband.api.dashboard.trial_table import PAGE_SIZE, Asked, TrialTable, trial_page
+from rubberband.api.dashboard.trial_table import PAGE_SIZE, Asked, TrialTable, table_page
 from rubberband.executor import Result
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
@@ -56,7 +56,7 @@ def test_any_result_has_cards_stages_history_and_trials(which: str, state: Exper
     assert len(stage_rows(result)) == len(result.stages)
     happened = [entry.at_s for entry in story(result)]
     assert happened == sorted(happened)
-    assert len(trial_page(result, Asked()).rows) == len(result.trials)
+    assert len(table_page(result, Asked()).rows) == len(result.trials)
 
 
 def test_a_cap_that_is_passed_is_shown_by_its_gauge() -> None:
@@ -96,7 +96,7 @@ def many(count: int) -> Result:
 @pytest.mark.parametrize("key", ["trial", "metric", "iterations", "status", "cost", ".lr", ".n"])
 def test_every_column_sorts_both_ways(key: str, down: bool) -> None:
     result = a_result()
-    page = trial_page(result, Asked(sort=key, down=down))
+    page = table_page(result, Asked(sort=key, down=down))
     assert sorted(numbers(page)) == list(range(12))
     chosen = next(column for column in page.columns if column.sorted)
     assert chosen.sorted == ("descending" if down else "ascending")
@@ -107,7 +107,7 @@ def test_every_column_sorts_both_ways(key: str, down: bool) -> None:
 
 def test_every_other_view_of_the_trials_begins_on_its_first_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_table, "PAGE_SIZE", 2)
-    page = trial_page(a_result(), Asked(page=4, brush=(("lr", 0.0, 1.0),)))
+    page = table_page(a_result(), Asked(page=4, brush=(("lr", 0.0, 1.0),)))
     assert "page=3" in page.before
     assert "page=5" in page.after
     others = [page.clear, *(each.address for each in (*page.columns, *page.choices))]
@@ -121,14 +121,14 @@ def test_values_of_mixed_kinds_sort_numbers_first_and_missing_last() -> None:
         dataclasses.replace(trial, configuration={"k": value})
         for trial, value in zip(result.trials, values, strict=True)
     )
-    order = numbers(trial_page(dataclasses.replace(result, trials=trials), Asked(sort=".k")))
+    order = numbers(table_page(dataclasses.replace(result, trials=trials), Asked(sort=".k")))
     assert order[:4] == [9, 8, 3, 0]
     assert set(order[-2:]) == {1, 4}
 
 
 def test_trials_are_shown_by_status_with_counts() -> None:
     result = a_result()
-    page = trial_page(result, Asked(status="stopped"))
+    page = table_page(result, Asked(status="stopped"))
     assert {row.status for row in page.rows} == {"stopped"}
     assert [(choice.title, choice.count) for choice in page.choices] == [("All", 12), ("winner", 1), ("stopped", 11)]
     assert [choice.title for choice in page.choices if choice.chosen] == ["stopped"]
@@ -136,7 +136,7 @@ def test_trials_are_shown_by_status_with_counts() -> None:
 
 def test_thousands_of_trials_come_in_pages() -> None:
     result = many(3000)
-    first, last = trial_page(result, Asked()), trial_page(result, Asked(page=120))
+    first, last = table_page(result, Asked()), table_page(result, Asked(page=120))
     assert first.shown == f"1 to {PAGE_SIZE} of 3,000 trials"
     assert (first.before, last.after) == ("", "")
     assert "page=2" in first.after
@@ -145,29 +145,29 @@ def test_thousands_of_trials_come_in_pages() -> None:
 
 @pytest.mark.parametrize("asked", [Asked(page=10**6), Asked(sort="no such"), Asked(status="no such"), Asked(page=0)])
 def test_an_unreachable_source_is_ignored(asked: Asked) -> None:
-    page = trial_page(a_result(), asked)
+    page = table_page(a_result(), asked)
     assert len(page.rows) == 12
     assert not [column for column in page.columns if column.sorted]
 
 
 def test_parameters_that_differ_come_before_those_that_do_not() -> None:
-    titles = [column.title for column in trial_page(a_result(a_job(), None, fixed=1), Asked()).columns]
+    titles = [column.title for column in table_page(a_result(a_job(), None, fixed=1), Asked()).columns]
     assert titles == ["trial", "score", "iterations", "status", "lr", "n", "fixed", "share (USD)"]
 
 
 def test_addresses_keep_what_else_was_asked() -> None:
-    page = trial_page(many(300), Asked(sort=".lr", down=True, status="stopped"))
+    page = table_page(many(300), Asked(sort=".lr", down=True, status="stopped"))
     assert "sort=.lr" in page.after
     assert "down=1" in page.after
     assert "status=stopped" in page.after
 
 
 def test_batches_that_adapt_are_columns() -> None:
-    titles = [column.title for column in trial_page(adaptive_result(), Asked()).columns]
+    titles = [column.title for column in table_page(adaptive_result(), Asked()).columns]
     assert titles[4:6] == ["batch size", "efficiency"]
-    by_batch = trial_page(adaptive_result(), Asked(sort="batch", down=True))
+    by_batch = table_page(adaptive_result(), Asked(sort="batch", down=True))
     assert by_batch.rows[0].cells[3].startswith("64 -> ")
-    assert "batch size" not in [column.title for column in trial_page(a_result(), Asked()).columns]
+    assert "batch size" not in [column.title for column in table_page(a_result(), Asked()).columns]
 
 
 def test_causes_that_differ_in_numbers_are_one() -> None:
@@ -198,14 +198,14 @@ def test_many_causes_are_counted() -> None:
 
 def test_ranges_of_an_axis_leave_the_trials_that_pass_through_them() -> None:
     result = a_result()
-    every = trial_page(result, Asked())
-    half = trial_page(result, Asked(brush=(("score", 0.5, 1.0),)))
+    every = table_page(result, Asked())
+    half = table_page(result, Asked(brush=(("score", 0.5, 1.0),)))
     assert 0 < len(half.rows) < len(every.rows)
     assert {row.trial for row in half.rows} | {
-        row.trial for row in trial_page(result, Asked(brush=(("score", 0.0, 0.5),))).rows
+        row.trial for row in table_page(result, Asked(brush=(("score", 0.0, 0.5),))).rows
     } == {row.trial for row in every.rows}
     assert "brush=score%3A50-100" in half.columns[0].address
     assert "brush" not in half.clear
-    assert len(trial_page(result, Asked(brush=(("nothing", 0.5, 1.0),))).rows) == len(every.rows), (
+    assert len(table_page(result, Asked(brush=(("nothing", 0.5, 1.0),))).rows) == len(every.rows), (
         "an unknown axis has no effect"
     )

@@ -20,7 +20,7 @@ sys.meta_path.insert(0, Without())
 """
 _MODULES = (
     "rubberband.executor.ray.backend",
-    "rubberband.executor.ray.own_package",
+    "rubberband.executor.ray.node_probe",
     "rubberband.cloud.local.provider",
     "rubberband.cloud.ray_cluster.provider",
     "rubberband.running.hosted",
