@@ -20,7 +20,7 @@ from rubberband.errors import (
     ProviderError,
     RubberbandError,
 )
-from rubberband.values.labels import NoteChangedError
+from rubberband.values.submission import NoteChangedError
 
 MEDIA_TYPE = "application/problem+json"
 

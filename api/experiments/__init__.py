@@ -34,9 +34,8 @@ from rubberband.api.settings import Settings
 from rubberband.api.store import Store
 from rubberband.api.store.schema import Promise
 from rubberband.errors import DamagedJournalError, InputError, JournalError
-from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.folder import ExperimentFolder, write_labels
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
-from rubberband.executor.journal.labelling import write_labels
 from rubberband.executor.journal.reading import explained, salvage
 from rubberband.executor.logs.pages import PrintedLine, page, trial_files
 from rubberband.executor.result.result import Result
@@ -46,9 +45,8 @@ from rubberband.executor.run.removing import Removal, removal, remove
 from rubberband.spec.experiment import Experiment
 from rubberband.states import AT_WORK, OVER, Action, ExperimentState, Fact, obstacle, pool_sets_instances, possible
 from rubberband.units import shown
-from rubberband.values.labels import LabelChange
 from rubberband.values.plan import Policy
-from rubberband.values.submission import Submission, Summary
+from rubberband.values.submission import LabelChange, Submission, Summary
 from rubberband.views.trial import why_not_stopped
 
 log = logging.getLogger("rubberband.api.experiments")

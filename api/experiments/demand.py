@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from rubberband.executor.core.forecast import expected_iterations, stage_left_s
 from rubberband.executor.core.history import InstanceCapChanged
-from rubberband.executor.core.instance_cap import apportioned
+from rubberband.executor.core.instances import apportioned
 from rubberband.executor.core.state import GroupState, State, TrialStatus
 from rubberband.planner.sharing import Demand, Span
 from rubberband.values.offer import slots

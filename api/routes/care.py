@@ -22,7 +22,7 @@ from rubberband.api.routes.answers import (
 )
 from rubberband.api.routes.experiments import KEYED, REPLAYED_HEADER, Body, json_body, read_object, require_json
 from rubberband.client import models
-from rubberband.values.labels import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS, LabelChange
+from rubberband.values.submission import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS, LabelChange
 from rubberband.views import experiment as views_json
 
 router = APIRouter(tags=["experiments"], prefix="/v1/experiments", dependencies=[Depends(only_documented)])

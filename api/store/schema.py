@@ -17,8 +17,7 @@ from sqlalchemy.types import TypeDecorator
 
 from rubberband.errors import InputError
 from rubberband.states import ACTIVE, ExperimentState
-from rubberband.values.labels import Labels, same_case
-from rubberband.values.submission import Submission, Summary, search_words
+from rubberband.values.submission import Labels, Submission, Summary, same_case, search_words
 
 Scope = Literal["read", "submit", "admin"]
 """read: see everything and preview plans; submit: also start, extend, resume and cancel; admin: also manage tokens."""

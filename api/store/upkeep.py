@@ -20,8 +20,7 @@ from rubberband.api.store.schema import (
 )
 from rubberband.executor.journal.database import Database
 from rubberband.states import ExperimentState
-from rubberband.values.labels import LabelChange, Labels
-from rubberband.values.submission import Submission
+from rubberband.values.submission import LabelChange, Labels, Submission
 
 _NO_EXPERIMENT = ""
 """Name in `PRUNED` of all deleted experiments: their events are gone, and their names are free."""

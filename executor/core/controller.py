@@ -14,7 +14,7 @@ import math
 import shlex
 from collections.abc import Sequence
 
-from rubberband.executor.core import asha, bill, instance_cap, instances, launching, limits, stragglers
+from rubberband.executor.core import asha, bill, instances, launching, limits, stragglers
 from rubberband.executor.core import trials as attempts
 from rubberband.executor.core.events import (
     AllotmentChanged,
@@ -151,7 +151,7 @@ class Controller:
 
     def _change_cap(self, event: AllotmentChanged) -> list[Command]:
         """Likewise: orders follow with the next event."""
-        instance_cap.note_instance_cap(self.state, event)
+        instances.note_instance_cap(self.state, event)
         self._look_ahead()
         return []
 
@@ -265,7 +265,7 @@ class Controller:
                     lane.phase = Phase.PLANNING
                     if self._passes(lane, lane.next_stage):
                         self._begin_stage(lane, lane.next_stage)
-            instance_cap.share_out(state)  # lanes that had ended have no share of a cap that came since
+            instances.share_out(state)  # lanes that had ended have no share of a cap that came since
 
     def _try_again(self, trials: Sequence[TrialState]) -> None:
         """Trials that failed by no fault of their own are not over, and so neither is their stage."""
@@ -286,7 +286,7 @@ class Controller:
         state = self.state
         lane = next(lane for lane in state.lanes if event.stage < lane.end_stage)
         if state.course == "running" and lane is state.resizing() and event.stage == lane.stage.stage:
-            instance_cap.note_resized(lane, event)
+            instances.note_resized(lane, event)
             return
         if state.course != "running" or lane.phase is not Phase.PLANNING:
             return
@@ -489,7 +489,7 @@ class Controller:
         if not self.state.active():
             self._end("done", "")
         else:
-            instance_cap.share_out(self.state)
+            instances.share_out(self.state)
             self._commands += instances.release_all(lane)
 
     # Ends

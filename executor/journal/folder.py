@@ -1,4 +1,4 @@
-"""The folder of an experiment: `HOME/experiments/NAME`, with its journal, checkpoints, logs and instances.
+"""The folder of an experiment: `HOME/experiments/NAME`, with its journal, labels, checkpoints, logs and instances.
 
 The journal may be in a store instead, a database with those of many experiments.
 """
@@ -6,10 +6,11 @@ The journal may be in a store instead, a database with those of many experiments
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import sqlalchemy as sql
@@ -17,9 +18,10 @@ import sqlalchemy as sql
 from rubberband.errors import InputError, NameTakenError
 from rubberband.executor.journal.database import shown_url
 from rubberband.executor.journal.journal import journalled, sqlite_url
-from rubberband.files import EXCLUSIVE, SHARED, locked, make_directories, private, require_home
+from rubberband.files import EXCLUSIVE, SHARED, locked, make_directories, private, require_home, write_atomically
 from rubberband.installation import default_home, default_store
 from rubberband.units import did_you_mean
+from rubberband.values.submission import LabelChange, Labels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +190,7 @@ class ExperimentFolder:
 
     @property
     def labels(self) -> Path:
-        """Its tags, note and archive, as JSON (rubberband.executor.journal.labelling)."""
+        """Its tags, note and archive, as JSON: the journal stays pure."""
         return self.path / "labels.json"
 
 
@@ -240,3 +242,38 @@ def folders(home: Path, store: str | None = None) -> list[ExperimentFolder]:
     found = (journal.parent.name for journal in (home / "experiments").glob("*/journal.db"))
     names = sorted(found) if store is None else journalled(store)
     return [ExperimentFolder(home=home, name=name, store=store) for name in names]
+
+
+_LABELLING_S = 10.0
+"""Patience with another process that changes the labels."""
+
+
+def read_labels(folder: ExperimentFolder) -> Labels:
+    """Return the labels of an experiment; none without a file. Raises InputError for a broken one."""
+    try:
+        words = json.loads(folder.labels.read_bytes())
+        tags, note, archived = words["tags"], words["note"], words["archived"]
+        return LabelChange(add_tags=tuple(tags), note=note, archived=bool(archived)).applied(Labels())
+    except FileNotFoundError:
+        return Labels()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, InputError):
+        raise InputError(f"{folder.labels} cannot be read; delete it, and label the experiment again") from None
+
+
+def write_labels(folder: ExperimentFolder, labels: Labels) -> None:
+    """Keep the labels of an experiment. Raises InputError."""
+    try:
+        make_directories(folder.path)
+        write_atomically(folder.labels, json.dumps(asdict(labels)).encode(), durable=False)
+    except OSError as error:
+        raise InputError(f"{folder.labels} cannot be written ({error.strerror}); make room or give access") from None
+
+
+def change_labels(folder: ExperimentFolder, change: LabelChange) -> Labels:
+    """Change the labels of an experiment, one process at a time, and return them. Raises InputError."""
+    with open(folder.path / "labels.lock", "a", opener=private) as lock:
+        if not locked(lock, EXCLUSIVE, wait_s=_LABELLING_S):
+            raise InputError(f"the labels of {folder.name!r} are being changed by another process; try again")
+        labels = change.applied(read_labels(folder))
+        write_labels(folder, labels)
+    return labels

@@ -15,9 +15,8 @@ from pathlib import Path
 
 from rubberband.cloud.provider import ClusterProvider, HeadError, InstanceDescription, NoRecordError, Provider
 from rubberband.errors import NoCapacityError, ProviderError
-from rubberband.executor.core.backend import resumed
+from rubberband.executor.core.backend import LAST_EVENTS, Lifecycle, resumed
 from rubberband.executor.core.events import DriverResumed, Event, InstanceRunning, LiveInstance
-from rubberband.executor.core.lifecycle import LAST_EVENTS, Lifecycle
 from rubberband.executor.ray import connection
 from rubberband.executor.ray.connection import Connection, RemoteAgent
 from rubberband.executor.ray.workers import Workers, WorkersError, last_line

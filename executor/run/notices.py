@@ -34,7 +34,7 @@ from rubberband.executor.core.trials import best_trial
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.run.follower import JournalFollower, outcome_of
 from rubberband.files import write_atomically
-from rubberband.spec.notify import NOTICE_KINDS, NoticeKind, NotifyAddress
+from rubberband.spec.observers import NOTICE_KINDS, NoticeKind, NotifyAddress
 from rubberband.states import ExperimentState
 from rubberband.units import counted, duration, format_usd
 from rubberband.values.submission import Summary

@@ -23,7 +23,7 @@ from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.result.result import Result
 from rubberband.executor.run.callbacks import Callback, CallbackThread, ReportInfo, RunInfo, SyncInfo, Tracker
 from rubberband.files import write_atomically
-from rubberband.spec.tracking import (
+from rubberband.spec.observers import (
     AnyTracker,
     CsvTracker,
     MlflowTracker,

@@ -1,6 +1,6 @@
 """The instances of a virtual run as its driver sees them: the events of each, and when they arrive.
 
-Events come from the machine that `rubberband.executor.ray.fleet` uses too, `rubberband.executor.core.lifecycle`.
+Events come from the machine that `rubberband.executor.ray.fleet` uses too, `rubberband.executor.core.backend`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import Protocol
 from rubberband.cloud.provider import InstanceDescription
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.errors import NoCapacityError, ProviderError
-from rubberband.executor.core.backend import resumed
+from rubberband.executor.core.backend import Lifecycle, resumed
 from rubberband.executor.core.events import DriverResumed, Event, FailureKind, LiveInstance
-from rubberband.executor.core.lifecycle import Lifecycle
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer
 from rubberband.values.plan import Market
 from rubberband.values.profile import Law, Profile, Spread

@@ -15,17 +15,19 @@ import httpx
 from httpx_sse import aconnect_sse
 
 from rubberband.client import calls, models
-from rubberband.client.calls import Call, T, raise_for
-from rubberband.client.client import Client
-from rubberband.client.connection import (
+from rubberband.client.calls import (
     FEED_FAILURES,
     RECONNECT_S,
     STREAM_TIMEOUT,
+    Call,
     Connected,
     FeedPlace,
+    T,
     connection,
+    raise_for,
     require_time,
 )
+from rubberband.client.client import Client
 from rubberband.client.models import EventView, ExperimentDetail
 from rubberband.states import ACTIVE
 

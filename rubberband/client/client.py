@@ -19,14 +19,16 @@ import httpx
 from httpx_sse import connect_sse
 
 from rubberband.client import calls, models
-from rubberband.client.calls import Call, T, raise_for
-from rubberband.client.connection import (
+from rubberband.client.calls import (
     FEED_FAILURES,
     RECONNECT_S,
     STREAM_TIMEOUT,
+    Call,
     Connected,
     FeedPlace,
+    T,
     connection,
+    raise_for,
     require_time,
 )
 from rubberband.client.models import EventView, ExperimentDetail

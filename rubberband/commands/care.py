@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rubberband.client.client import Client
     from rubberband.executor.journal.folder import ExperimentFolder
     from rubberband.executor.run.removing import Removal
-    from rubberband.values.labels import LabelChange, Labels
+    from rubberband.values.submission import LabelChange, Labels
 
 tag = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -44,7 +44,7 @@ def tag_(
 
     `rubberband ps --tag vision` lists those with a tag, and `rubberband ps --archived` those that were archived.
     """
-    from rubberband.values.labels import LabelChange
+    from rubberband.values.submission import LabelChange
     from rubberband.views.live.status import labels as lines
 
     added, removed = _signed(tags or ())
@@ -78,8 +78,7 @@ def _at_service(client: Client, name: str, change: LabelChange | None) -> dict[s
 
 
 def _here(name: str, change: LabelChange | None) -> Labels:
-    from rubberband.executor.journal.folder import open_folder
-    from rubberband.executor.journal.labelling import change_labels, read_labels, write_labels
+    from rubberband.executor.journal.folder import change_labels, open_folder, read_labels, write_labels
 
     folder = open_folder(name)
     folder.require()

@@ -202,7 +202,7 @@ def open_client(server: str | None) -> Client:
     from rubberband.installation import require
 
     require("asking a service", "httpx", "httpx_sse")
+    from rubberband.client.calls import DEFAULT_SERVER
     from rubberband.client.client import Client
-    from rubberband.client.connection import DEFAULT_SERVER
 
     return Client(DEFAULT_SERVER if server == LOCAL else server)

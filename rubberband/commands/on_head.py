@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rubberband.cloud.aws.calls import AwsSession
     from rubberband.cloud.aws.head import HeadAnswer, HeadInstance, RemoteHead
     from rubberband.spec.experiment import Experiment
-    from rubberband.spec.notify import NotifyAddress
+    from rubberband.spec.observers import NotifyAddress
     from rubberband.spec.resources import Resources
 
 _FOLLOW_S = 3.0
@@ -262,7 +262,7 @@ def _limit_and_bill(status: Mapping[str, Any]) -> tuple[float | None, float]:
 def _secrets_of(status: Mapping[str, Any]) -> str:
     """Return the packed secrets of an experiment on the head, which has none after its driver. Raises InputError."""
     from rubberband.cloud.aws.handover import packed_secrets
-    from rubberband.spec.notify import NotifyAddress
+    from rubberband.spec.observers import NotifyAddress
     from rubberband.spec.resources import Resources
 
     words = status["words"]

@@ -265,8 +265,7 @@ def _all_listed(client: Client | None, search: str, tags: Sequence[str], *, arch
         from rubberband.commands.local_experiment import local_experiments
         from rubberband.installation import default_home, default_store
         from rubberband.states import ACTIVE
-        from rubberband.values.labels import has_tags
-        from rubberband.values.submission import matches
+        from rubberband.values.submission import has_tags, matches
 
         here = map(_listed, local_experiments(default_home(), default_store()))
         found = [row for row in here if (row.archived and row.state not in ACTIVE) is archived]

@@ -356,7 +356,7 @@ def _notified(name: str) -> str:
     from pydantic_core import PydanticCustomError
 
     from rubberband.executor.run.notices import addresses
-    from rubberband.spec.notify import NotifyAddress, notify_variable
+    from rubberband.spec.observers import NotifyAddress, notify_variable
 
     try:
         addresses([NotifyAddress(url_from=notify_variable(name))], os.environ)

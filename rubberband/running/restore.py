@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rubberband.api.store import Store, open_store
-from rubberband.api.store.copying import experiments, limit_access, load, revoked
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.journal.database import first_line
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -25,7 +24,19 @@ from rubberband.executor.journal.hosting import is_hosted
 from rubberband.executor.journal.journal import sqlite_url
 from rubberband.files import EXCLUSIVE, SHARED, locked, make_directories, require_home, sync_directory, try_lock
 from rubberband.installation import RESTORING
-from rubberband.running.backup import BEFORE, HOME, LOCK, STORE, Manifest, read_manifest, store_file
+from rubberband.running.backup import (
+    BEFORE,
+    HOME,
+    LOCK,
+    STORE,
+    Manifest,
+    limit_access,
+    load_store,
+    read_manifest,
+    revoked_tokens,
+    store_experiments,
+    store_file,
+)
 from rubberband.spec.pool import pools_up
 from rubberband.values.kinds import KINDS, part_of
 
@@ -80,7 +91,7 @@ def _put_in_place(home: Path, store: str | None) -> Path | None:
     try:
         file = store_file(store)
         if store is not None and file is None:
-            load(home / RESTORING / STORE, store)
+            load_store(home / RESTORING / STORE, store)
         return _swap(home / RESTORING, home, file)
     except JournalError:
         shutil.rmtree(home / RESTORING, ignore_errors=True)
@@ -133,7 +144,7 @@ def _require_match(manifest: Manifest, home: Path, store: str | None) -> None:
 def _require_own(store: str, home: Path, manifest: Manifest) -> None:
     """Raise InputError if a store has experiments that are neither in the home nor in the backup."""
     own = {path.name for path in (home / "experiments").glob("*")} | manifest.experiments
-    if others := sorted(experiments(store) - own):
+    if others := sorted(store_experiments(store) - own):
         named = f"{', '.join(others[:3])}{' ...' * (len(others) > 3)}"
         raise InputError(
             f"the store has experiments that are not of this home ({named}), and a restore replaces them too; stop "
@@ -197,7 +208,7 @@ def _limit_access(staging: Path, home: Path, present: Store | None, keep: bool) 
     if not copy.exists():
         return 0
     with closing(Store(sqlite_url(copy))) as restored:
-        known = _revoked_here(home) if present is None else revoked(present)
+        known = _revoked_here(home) if present is None else revoked_tokens(present)
         return limit_access(restored, known, keep=keep, at=time.time())
 
 
@@ -207,7 +218,7 @@ def _revoked_here(home: Path) -> Mapping[str, bool]:
         return {}
     try:
         with closing(open_store(None, home)) as present:
-            return revoked(present)
+            return revoked_tokens(present)
     except JournalError:
         return {}
 

@@ -41,14 +41,13 @@ from rubberband.spec.fields import (
     fault,
     word_error,
 )
-from rubberband.spec.notify import Notify
+from rubberband.spec.observers import Notify, Trackers
 from rubberband.spec.profile_file import InlineProfile, load_profile
 from rubberband.spec.program import Program, check_program
 from rubberband.spec.resources import Resources
 from rubberband.spec.samplers import trial_seed
 from rubberband.spec.search import PROBE, Search
 from rubberband.spec.space import constant_notes
-from rubberband.spec.tracking import Trackers
 from rubberband.units import counted, format_duration, nearest, shown
 from rubberband.values.adaptive import INTERVAL, LR_SCALINGS, AdaptiveBatch
 from rubberband.values.asynchronous import AsyncTraining

@@ -28,9 +28,8 @@ from rubberband.executor import TAIL, Extension, Outlook, PrintedLine, Result, s
 from rubberband.executor.run.removing import Removal
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ACTIVE, OVER, Action, ExperimentState, obstacle, possible
-from rubberband.values.labels import LabelChange
 from rubberband.values.plan import Plan, StagePlan
-from rubberband.values.submission import Submission
+from rubberband.values.submission import LabelChange, Submission
 from rubberband.views.trial import why_not_stopped
 from tests.builders import experiment_words
 from tests.builders.clocks import Clock

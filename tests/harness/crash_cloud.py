@@ -17,8 +17,7 @@ from rubberband.cloud.catalogue import boot_timeouts
 from rubberband.cloud.provider import InstanceDescription
 from rubberband.errors import NoCapacityError, ProviderError
 from rubberband.executor import Agenda, DriverResumed, Event, Faults, InstanceRunning, LiveInstance, VirtualBackend
-from rubberband.executor.core.backend import resumed
-from rubberband.executor.core.lifecycle import Lifecycle
+from rubberband.executor.core.backend import Lifecycle, resumed
 from rubberband.executor.ray.fleet import described
 from rubberband.values.plan import Market
 from tests.harness.crash_world import BOOT_LEASE_S, LEASE_S, STEP_S, TYPE, World

@@ -49,8 +49,7 @@ from rubberband.executor import (
     bill_usd,
     drive,
 )
-from rubberband.executor.core.backend import resumed
-from rubberband.executor.core.lifecycle import Lifecycle
+from rubberband.executor.core.backend import Lifecycle, resumed
 from rubberband.executor.core.limits import can_go_on
 from rubberband.planner.exact.model import predict
 from rubberband.planner.sharing import Autoscaling, Calendar, Span

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rubberband.values.labels import Labels
+from rubberband.values.submission import Labels
 from tests.builders.accessibility import faults
 from tests.builders.browser import expect, visiting
 from tests.builders.dashboard_site import Site, service

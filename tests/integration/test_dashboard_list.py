@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from rubberband.states import ExperimentState
-from rubberband.values.labels import Labels
-from rubberband.values.submission import Summary
+from rubberband.values.submission import Labels, Summary
 from tests.builders.browser import expect, visiting
 from tests.builders.dashboard_site import BEGUN, Site, service
 

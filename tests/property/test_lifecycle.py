@@ -21,7 +21,7 @@ from rubberband.executor import (
     InstanceReleased,
     InstanceRunning,
 )
-from rubberband.executor.core.lifecycle import LAST_EVENTS, Lifecycle
+from rubberband.executor.core.backend import LAST_EVENTS, Lifecycle
 from tests.builders.budget import examples
 
 

@@ -20,14 +20,13 @@ import pytest
 from rubberband import installation
 from rubberband.api.security import Tokens
 from rubberband.api.store import Store, open_store
-from rubberband.api.store.copying import dump
 from rubberband.errors import InputError, JournalError
 from rubberband.executor import ExperimentFolder, read_at_once, session
 from rubberband.executor import read_journal as read
 from rubberband.files import EXCLUSIVE, try_lock
 from rubberband.running import backup
 from rubberband.running import restore as restoring
-from rubberband.running.backup import Manifest, back_up, read_manifest
+from rubberband.running.backup import Manifest, back_up, dump_store, read_manifest
 from rubberband.running.restore import Restored, restore
 from rubberband.running.run import RunOptions, run_experiment
 from rubberband.spec.experiment import Experiment
@@ -412,7 +411,7 @@ def test_a_copy_of_a_postgresql_store_is_of_one_instant(tmp_path: Path, postgres
     added = list[bool]()
     with closing(Store(postgresql_url)) as store:
         store.take("1a host:/home")
-        dump(postgresql_url, tmp_path / "copy.db", lambda: added.append(store.add(later())))
+        dump_store(postgresql_url, tmp_path / "copy.db", lambda: added.append(store.add(later())))
     with closing(Store(f"sqlite:///{tmp_path / 'copy.db'}")) as copied:
         assert (added, copied.submissions().items) == ([True], [])
 

@@ -24,10 +24,18 @@ from rubberband.api.store.schema import Entry
 from rubberband.commands import local_experiment
 from rubberband.errors import InputError
 from rubberband.executor import ExperimentFolder, JournalFollower
-from rubberband.executor.journal.labelling import read_labels, write_labels
+from rubberband.executor.journal.folder import read_labels, write_labels
 from rubberband.states import OVER, ExperimentState
-from rubberband.values.labels import LONGEST_NOTE, MOST_TAGS, LabelChange, Labels, NoteChangedError, has_tags
-from rubberband.values.submission import Submission, Summary
+from rubberband.values.submission import (
+    LONGEST_NOTE,
+    MOST_TAGS,
+    LabelChange,
+    Labels,
+    NoteChangedError,
+    Submission,
+    Summary,
+    has_tags,
+)
 from rubberband.views.experiment import experiment_view
 from rubberband.views.live.status import headline
 from tests.builders.fake_runs import FakeService

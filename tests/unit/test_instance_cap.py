@@ -31,7 +31,7 @@ from rubberband.executor import (
     decide_within,
 )
 from rubberband.executor.core.forecast import later_stages
-from rubberband.executor.core.instance_cap import apportioned, cut
+from rubberband.executor.core.instances import apportioned, cut
 from rubberband.planner.exact.model import predict
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile

@@ -34,7 +34,7 @@ from rubberband.executor import (
 from rubberband.executor.run import notices as module
 from rubberband.executor.run.notices import Address, Notice, NoticeSource, NoticeThread, addresses, noticed_start
 from rubberband.running.run import RunOptions, run_experiment
-from rubberband.spec.notify import NotifyAddress
+from rubberband.spec.observers import NotifyAddress
 from tests.builders.journalled_runs import Recorded, recorded, words
 from tests.builders.receiver import Answer, receiving
 from tests.builders.sessions import dying_after

@@ -37,7 +37,7 @@ from rubberband.executor.training.goodput.noise_scale import DENOMINATORS
 from rubberband.executor.training.step import Undo
 from rubberband.executor.training.wrapping import check_same_weights, parameters_of
 from rubberband.integrations.ray_tune_trials import FailFast, TuneCallbacks
-from rubberband.spec.tracking import CsvTracker, MlflowTracker, TensorboardTracker, WandbTracker
+from rubberband.spec.observers import CsvTracker, MlflowTracker, TensorboardTracker, WandbTracker
 from tests.builders import segments, walk
 from tests.builders.filled import plain
 from tests.builders.loops import Noisy, assert_identical

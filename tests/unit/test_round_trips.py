@@ -35,15 +35,14 @@ from rubberband.executor import (
     runner,
 )
 from rubberband.executor.checkpoints import folders
-from rubberband.executor.journal import journal, labelling
+from rubberband.executor.journal import folder, journal
 from rubberband.spec import loading, profile_file
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.values.adaptive import BatchLimits, BatchPoint, GoodputProfile, Throughput
 from rubberband.values.asynchronous import AsyncProfile
-from rubberband.values.labels import Labels
 from rubberband.values.profile import Profile, Spread
-from rubberband.values.submission import Submission
+from rubberband.values.submission import Labels, Submission
 from tests.builders import walk
 from tests.builders.experiment_words import EXAMPLE
 from tests.builders.filled import filled, plain
@@ -259,9 +258,9 @@ RECORDS: dict[str, tuple[Callable[[], Any], Callable[[Any, Path], Any]]] = {
         lambda: filled(Job),
         lambda value, _: journal.decode_job(journal.encode_job(value)),
     ),
-    "executor.journal.labelling.write_labels": (
+    "executor.journal.folder.write_labels": (
         lambda: LABELS,
-        _in_folder(labelling.write_labels, labelling.read_labels),
+        _in_folder(folder.write_labels, folder.read_labels),
     ),
     "executor.logs.pages.write_cursor": (
         lambda: pages.LogPlace(offsets={0: 7, 12: 9_000_000_000}, failure_seq=4),
@@ -294,7 +293,7 @@ RECORDS: dict[str, tuple[Callable[[], Any], Callable[[Any, Path], Any]]] = {
 
 
 ELSEWHERE = {
-    "api.store.copying.dump": "test_backup.py: whole databases",
+    "running.backup.dump_store": "test_backup.py: whole databases",
     "executor.journal.journal.encode_event": "test_an_event_comes_back, for every kind",
     "cloud.pool.journal.to_line": "test_an_event_of_a_pool_comes_back, for every kind",
 }
