@@ -40,7 +40,6 @@ _MODULES = {
         "begin_journal EventLog Header Journal UnknownWordsError decode_event decode_job encode_event encode_job "
         "from_elsewhere journalled sqlite_url written_by"
     ),
-    "journal.reading": "read_journal read_at_once",
     "logs.pages": "LINE_BYTES LogPlace MAX_FILES PAGE_BYTES PrintedLine TAIL read_cursor trial_files write_cursor",
     "logs.trial_log": "TrialLog",
     "profiling.points": "Cell Fit cell_of",
@@ -55,7 +54,7 @@ _MODULES = {
     "result.result": "Result TrialResult jct_s summarise",
     "result.rows": "report_rows result_html to_csv trial_rows",
     "run.driver": "Observer drive replay",
-    "run.follower": "JournalFollower",
+    "run.follower": "JournalFollower read_at_once read_journal",
     "run.session": "Rental cancel_on_signals open_cluster",
     "sampling": "distribution",
     "training.checkpoint": "HostCopy TrainedParameters on_device on_host",

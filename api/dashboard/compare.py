@@ -20,17 +20,19 @@ from rubberband.executor.result.result import Result, StageResult
 from rubberband.states import ACTIVE
 from rubberband.units import counted, duration, gpus_each, shown
 from rubberband.values.submission import Submission
-from rubberband.views.cards import Card, cost_card, time_card
 from rubberband.views.charts.learning import curves_chart
 from rubberband.views.charts.parts import STAGE_COLOURS, Figure, button, chart_text, time_unit
 from rubberband.views.charts.spending import shares
 from rubberband.views.formatting import (
+    Card,
+    cost_card,
     finite,
     listed,
     number,
     printable,
     ranked,
     setting,
+    time_card,
     usd,
 )
 from rubberband.views.report.page import script_json

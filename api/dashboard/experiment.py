@@ -17,8 +17,8 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
 from rubberband.api.dashboard import badge, render, tag_links, zipped
-from rubberband.api.dashboard import sentences as words
-from rubberband.api.dashboard.trial_table import Asked, Trials, table_page
+from rubberband.api.dashboard import experiment_texts as texts
+from rubberband.api.dashboard.experiment_texts import Asked, Trials
 from rubberband.api.problems import NOT_FOUND, HttpProblem
 from rubberband.api.routes import Known, Reader, Service, Serving
 from rubberband.api.routes.trials import trial_of
@@ -310,25 +310,25 @@ def _shown(service: Service, experiment: Submission, result: Result | None, aske
         "kind": kind,
         "state": state,
         "is_active": experiment.state in ACTIVE,
-        "sentence": words.sentence(experiment, result),
+        "sentence": texts.sentence(experiment, result),
         "actions": possible(service, experiment),
         "charts": CHARTS if result is None else charts_of(result),
         "expected": charts_to_expect(result) if begun and result is not None else {},
         "address": f"/fragments/experiments/{experiment.name}",
         "facts": [] if begun else facts(experiment, service.settings.clock()),
         "tags": tag_links(experiment),
-        "turn": words.turn(service.store.count_states()) if is_queued else "",
+        "turn": texts.turn(service.store.count_states()) if is_queued else "",
     }
     if not begun or result is None:
         return shown
     return shown | {
-        "troubles": words.troubles(result),
-        "cards": words.cards(experiment, result),
+        "troubles": texts.troubles(result),
+        "cards": texts.cards(experiment, result),
         "best": best_of(experiment, result),
-        "stages": words.stage_rows(result, experiment.summary.target_iterations),
-        "rungs": words.rungs_reached(result),
+        "stages": texts.stage_rows(result, experiment.summary.target_iterations),
+        "rungs": texts.rungs_reached(result),
         "story": story(result),
-        "trials": table_page(result, asked, _space(experiment)),
+        "trials": texts.table_page(result, asked, _space(experiment)),
         "pareto": _shortened(pareto(result, None)),
         "tables": [_shortened(table) for table in _tables(result) if table.rows],
     }

@@ -21,8 +21,7 @@ from rubberband.cloud.pool import RemotePool
 from rubberband.errors import ProviderError
 from rubberband.spec.pool import PoolFolder
 from rubberband.units import counted, duration, format_usd, month_begin
-from rubberband.views.cards import Card
-from rubberband.views.formatting import TextTable
+from rubberband.views.formatting import Card, TextTable
 from rubberband.views.report.page import script_json
 from rubberband.views.report.pool import (
     CHARTS,

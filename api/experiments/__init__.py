@@ -36,11 +36,10 @@ from rubberband.api.store.schema import Promise
 from rubberband.errors import DamagedJournalError, InputError, JournalError
 from rubberband.executor.journal.folder import ExperimentFolder, write_labels
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
-from rubberband.executor.journal.reading import explained, salvage
 from rubberband.executor.logs.pages import PrintedLine, page, trial_files
 from rubberband.executor.result.result import Result
 from rubberband.executor.run import allowance
-from rubberband.executor.run.follower import Failure, JournalFollower, at_work
+from rubberband.executor.run.follower import Failure, JournalFollower, at_work, explained, salvage
 from rubberband.executor.run.removing import Removal, removal, remove
 from rubberband.spec.experiment import Experiment
 from rubberband.states import AT_WORK, OVER, Action, ExperimentState, Fact, obstacle, pool_sets_instances, possible

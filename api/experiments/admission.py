@@ -12,11 +12,11 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from rubberband.api.experiments.budgets import PLAN, UNPLANNED, Budgets
-from rubberband.api.experiments.demand import summed
 from rubberband.api.experiments.starting import raised_as_problems
 from rubberband.api.plans.previews import PlanAnswer
 from rubberband.api.plans.process import instant_of
@@ -34,7 +34,7 @@ from rubberband.values.submission import Submission, Summary
 
 START_S = 30.0
 """Time that a promise has beside its plan: its process starts, its code is checked, and GPUs change hands
-(`rubberband.api.experiments.demand.HANDOVER_S`) before each stage."""
+(`rubberband.api.experiments.sharing.HANDOVER_S`) before each stage."""
 _MOST_QUICKER = 4
 """Quicker plans that are tried for one submission."""
 PlanOf = Callable[[Experiment], Awaitable[PlanAnswer]]
@@ -401,3 +401,12 @@ def _always_free(calendar: Calendar, from_at: float, to_at: float) -> int:
             instants.append(at)
             at += span.duration_s
     return calendar.gpus - max(calendar.taken(at) for at in instants if from_at <= at < to_at)
+
+
+def summed(parts: Sequence[tuple[float, float, int]]) -> list[Span]:
+    """Return parts of plans (begin and end in seconds, GPUs) as spans, with the sum of their GPUs at each time."""
+    edges = sorted({edge for begin_s, end_s, _ in parts for edge in (begin_s, end_s)})
+    return [
+        Span(gpus=sum(gpus for begin_s, end_s, gpus in parts if begin_s <= at < end_s), duration_s=to - at)
+        for at, to in pairwise(edges)
+    ]

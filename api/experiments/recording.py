@@ -19,8 +19,16 @@ from rubberband.executor.core.events import Event
 from rubberband.executor.journal.folder import ExperimentFolder, Stamp, folders, read_labels, stamp_of
 from rubberband.executor.journal.hosting import Ending, HostMark, read_ending, read_mark
 from rubberband.executor.journal.journal import Header, encode_event
-from rubberband.executor.journal.reading import WholeJournal, explained, read_at_once, salvage
-from rubberband.executor.run.follower import JournalFollower, at_work, outcome_of, summary_of
+from rubberband.executor.run.follower import (
+    JournalFollower,
+    WholeJournal,
+    at_work,
+    explained,
+    outcome_of,
+    read_at_once,
+    salvage,
+    summary_of,
+)
 from rubberband.states import ExperimentState
 from rubberband.units import month_begin
 from rubberband.values.submission import NO_LABELS, Labels, Submission, Summary

@@ -21,8 +21,7 @@ from rubberband.cloud.catalogue import Table, types_of
 from rubberband.cloud.offers import offers
 from rubberband.errors import DamagedJournalError, InputError, ProviderError, RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder, folders, open_folder
-from rubberband.executor.journal.reading import salvage
-from rubberband.executor.run.follower import JournalFollower, at_work, summary_of
+from rubberband.executor.run.follower import JournalFollower, at_work, salvage, summary_of
 from rubberband.executor.run.notices import addresses
 from rubberband.files import EXCLUSIVE, locked, make_directories, private, write_atomically
 from rubberband.installation import default_home, default_store

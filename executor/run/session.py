@@ -30,11 +30,10 @@ from rubberband.executor.core.job import Job
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.journal.journal import Header, begin
-from rubberband.executor.journal.reading import explaining, read_whole
 from rubberband.executor.result.result import Result, summarise
 from rubberband.executor.run.callbacks import Callback, JournalThread, calling
 from rubberband.executor.run.driver import Draw, Observer, drive
-from rubberband.executor.run.follower import open_journal
+from rubberband.executor.run.follower import explaining, open_journal, read_whole
 from rubberband.executor.run.notices import notice_threads
 from rubberband.executor.run.trackers import callback_threads
 from rubberband.executor.training.entrypoint import Entrypoint

@@ -150,8 +150,7 @@ def _delete_here(names: Sequence[str], *, yes: bool, dry_run: bool) -> None:
 
 
 def _removal(folder: ExperimentFolder) -> Removal:
-    from rubberband.executor.journal.reading import explaining
-    from rubberband.executor.run.follower import JournalFollower
+    from rubberband.executor.run.follower import JournalFollower, explaining
     from rubberband.executor.run.removing import removal
 
     with explaining(folder), closing(JournalFollower(folder)) as follower:

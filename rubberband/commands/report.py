@@ -98,7 +98,7 @@ def _space(name: str) -> Mapping[str, Any] | None:
 def _read(folder: ExperimentFolder) -> Result:
     """Return the result; of a damaged journal as far as it can be read, with a warning."""
     from rubberband.errors import DamagedJournalError
-    from rubberband.executor.journal.reading import read, salvage
+    from rubberband.executor.run.follower import read, salvage
 
     try:
         return read(folder)

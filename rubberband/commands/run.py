@@ -178,9 +178,8 @@ def resume(
 
 def _require_money(folder: ExperimentFolder, *, no_cap: bool, yes: bool) -> None:
     """Raise InputError or InfeasibleError where the rest of an experiment may not be paid for, and ask for it."""
-    from rubberband.executor.journal.reading import explaining
     from rubberband.executor.run.allowance import require_going_on
-    from rubberband.executor.run.follower import JournalFollower
+    from rubberband.executor.run.follower import JournalFollower, explaining
     from rubberband.planning.month_cap import require_money
     from rubberband.running.run import bound_of
     from rubberband.values.kinds import kind_in

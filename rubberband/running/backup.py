@@ -37,7 +37,7 @@ from rubberband.executor.journal.database import Database, first_line, parse_url
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import TABLES as JOURNALS
 from rubberband.executor.journal.journal import journalled, sqlite_url
-from rubberband.executor.journal.reading import read_file
+from rubberband.executor.run.follower import read_file
 from rubberband.files import EXCLUSIVE, make_directories, sync_directory, try_lock, write_atomically
 from rubberband.installation import RESTORING
 

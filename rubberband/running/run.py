@@ -22,11 +22,11 @@ from rubberband.executor.core.state import lanes_of
 from rubberband.executor.journal.folder import ExperimentFolder, open_folder
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.journal.journal import Header
-from rubberband.executor.journal.reading import read
 from rubberband.executor.result.result import Result
 from rubberband.executor.run.allowance import pledged, require_rate, require_runnable
 from rubberband.executor.run.callbacks import Callback, check_callbacks
 from rubberband.executor.run.driver import Observer
+from rubberband.executor.run.follower import read
 from rubberband.executor.run.notices import noticed_start
 from rubberband.executor.run.session import cancel_on_signals, create, require_cluster, run
 from rubberband.executor.run.trackers import require_trackers

@@ -18,8 +18,7 @@ from rubberband.executor.result.rows import paid_uses
 from rubberband.spec.loading import Dumper
 from rubberband.units import counted, duration
 from rubberband.values.command import PLACES, ProgramCommand, text_of, words_of
-from rubberband.views.cards import Card
-from rubberband.views.formatting import TextTable, finite, number, printable, ranked, status, usd, usd_decimals
+from rubberband.views.formatting import Card, TextTable, finite, number, printable, ranked, status, usd, usd_decimals
 
 
 def rank(result: Result, trial: TrialResult) -> int | None:

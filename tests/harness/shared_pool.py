@@ -19,9 +19,9 @@ from random import Random
 from typing import Any, TypeVar
 
 from rubberband.api.experiments.admission import START_S, calendar_of
-from rubberband.api.experiments.demand import HANDOVER_S
 from rubberband.api.experiments.sharing import (
     DECIDE_EVERY_S,
+    HANDOVER_S,
     Division,
     InstanceCap,
     RunningExperiment,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rubberband.api.dashboard.sentences import rungs_reached, stage_rows
+from rubberband.api.dashboard.experiment_texts import rungs_reached, stage_rows
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor import expected_iterations, summarise
 from rubberband.planner import asha as planner

@@ -23,7 +23,7 @@ from rubberband.errors import DamagedJournalError
 from rubberband.executor import ExperimentFolder, Journal, session
 from rubberband.executor import read_journal as read
 from rubberband.executor.journal.database import Database
-from rubberband.executor.journal.reading import salvage
+from rubberband.executor.run.follower import salvage
 from rubberband.running.run import run_experiment
 from rubberband.states import ExperimentState
 from tests.builders.service_client import served

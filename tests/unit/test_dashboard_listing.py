@@ -16,7 +16,7 @@ from rubberband.api.body import read_experiment
 from rubberband.api.dashboard import CHOICES, Row, ago, counted_choices, file_of, instant, row
 from rubberband.api.dashboard.compare import Compared, configurations_of, curves_of, figures_of, settings_of
 from rubberband.api.dashboard.experiment import facts
-from rubberband.api.dashboard.sentences import sentence
+from rubberband.api.dashboard.experiment_texts import sentence
 from rubberband.executor import DecisionResult, Result
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState

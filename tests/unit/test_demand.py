@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.api.experiments.demand import demand
-from rubberband.api.experiments.sharing import DECIDE_EVERY_S, KEPT_S, Lender, Member, Sharing
+from rubberband.api.experiments.sharing import DECIDE_EVERY_S, KEPT_S, Lender, Member, Sharing, demand
 from rubberband.api.settings import SharedPool
 from rubberband.api.store import Store
 from rubberband.api.store.schema import Promise

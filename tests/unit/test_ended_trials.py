@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import rubberband
-from rubberband.api.dashboard.sentences import stage_rows
+from rubberband.api.dashboard.experiment_texts import stage_rows
 from rubberband.errors import CheckpointError
 from rubberband.executor import (
     CheckpointStore,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from rubberband.api.dashboard import row
-from rubberband.api.dashboard.sentences import sentence
+from rubberband.api.dashboard.experiment_texts import sentence
 from rubberband.cli import app
 from rubberband.cloud.virtual import InstanceFaults
 from rubberband.executor import (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.api.dashboard.sentences import rungs_reached
+from rubberband.api.dashboard.experiment_texts import rungs_reached
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor import Controller, Event, TrialReported, TrialsDrawn, summarise
 from rubberband.executor.sampling import draw

@@ -7,9 +7,17 @@ from typing import Any
 
 import pytest
 
-from rubberband.api.dashboard import badge, trial_table
-from rubberband.api.dashboard.sentences import cards, sentence, stage_rows, troubles
-from rubberband.api.dashboard.trial_table import PAGE_SIZE, Asked, TrialTable, table_page
+from rubberband.api.dashboard import badge, experiment_texts
+from rubberband.api.dashboard.experiment_texts import (
+    PAGE_SIZE,
+    Asked,
+    TrialTable,
+    cards,
+    sentence,
+    stage_rows,
+    table_page,
+    troubles,
+)
 from rubberband.executor import Result
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
@@ -106,7 +114,7 @@ def test_every_column_sorts_both_ways(key: str, down: bool) -> None:
 
 
 def test_every_other_view_of_the_trials_begins_on_its_first_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_table, "PAGE_SIZE", 2)
+    monkeypatch.setattr(experiment_texts, "PAGE_SIZE", 2)
     page = table_page(a_result(), Asked(page=4, brush=(("lr", 0.0, 1.0),)))
     assert "page=3" in page.before
     assert "page=5" in page.after

@@ -15,7 +15,6 @@ from rubberband.planner.exact.table import Floats
 from rubberband.planner.queueing import Curve, curve, knee, planned_updates_per_s
 from rubberband.units import counted, duration, format_duration, format_usd, gpus_each, in_unit
 from rubberband.values.profile import Profile
-from rubberband.views.cards import Card
 from rubberband.views.charts.parts import (
     LOST,
     PLANNED,
@@ -29,7 +28,7 @@ from rubberband.views.charts.parts import (
     time_unit,
 )
 from rubberband.views.estimate.tables import fixed_cluster, percent
-from rubberband.views.formatting import TextTable, difference, printable
+from rubberband.views.formatting import Card, TextTable, difference, printable
 from rubberband.views.report.page import STRIP, STRIP_END, chart_section, page, page_header, table_section
 
 THROUGHPUT_NOTE = (

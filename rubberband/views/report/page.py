@@ -21,7 +21,6 @@ from rubberband import views
 from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.result.result import Result
 from rubberband.units import in_unit
-from rubberband.views.cards import Card, best_card, cost_card, time_card
 from rubberband.views.charts.allocation import ALLOCATION_NOTE, allocation, allocation_px
 from rubberband.views.charts.batches import BATCHES_NOTE, batches_by_gpus, batches_over_time
 from rubberband.views.charts.learning import CURVES_NOTE, CURVES_PX, PARETO_NOTE, learning_curves, trade_off
@@ -38,7 +37,7 @@ from rubberband.views.charts.search import (
     slices_px,
 )
 from rubberband.views.charts.spending import SPEND_NOTE, spend
-from rubberband.views.formatting import TextTable, bill, finite
+from rubberband.views.formatting import Card, TextTable, best_card, bill, cost_card, finite, time_card
 from rubberband.views.report.tables import (
     batch_sizes,
     comparison,

@@ -12,7 +12,6 @@ from rubberband.planner.sharing import Calendar
 from rubberband.planner.sharing.simulation import Outcome
 from rubberband.planning.simulating import Simulation
 from rubberband.units import counted, format_duration, format_usd
-from rubberband.views.cards import Card, Gauge
 from rubberband.views.charts.parts import (
     PLANNED,
     STAGE_COLOURS,
@@ -24,7 +23,7 @@ from rubberband.views.charts.parts import (
     time_axis,
     time_unit,
 )
-from rubberband.views.formatting import TextTable
+from rubberband.views.formatting import Card, Gauge, TextTable
 from rubberband.views.report.page import STRIP, STRIP_END, chart_section, page, page_header, table_section
 
 PoolStatus = Mapping[str, Any]

@@ -1,10 +1,17 @@
-"""Texts of the page of one experiment: a sentence, cards, stages, and troubles. Pure."""
+"""Texts of the page of one experiment: a sentence, cards, stages, troubles, and a page of its trials. Pure."""
 
 from __future__ import annotations
 
+import math
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import Depends, Query
 
 from rubberband.executor.result.result import (
     Result,
@@ -14,16 +21,28 @@ from rubberband.executor.result.result import (
 from rubberband.states import ACTIVE, ExperimentState
 from rubberband.units import counted, duration, format_instant
 from rubberband.values.submission import Submission, Summary
-from rubberband.views.cards import Card, best_card, cost_card, time_card
+from rubberband.views.charts.parallel_coordinates import Range, is_number, parameters, within
+from rubberband.views.charts.parts import CURVES
+from rubberband.views.charts.search import Space
+from rubberband.views.charts.spending import trial_costs_usd
 from rubberband.views.formatting import (
+    Card,
+    best_card,
     causes,
+    change,
+    cost_card,
     listed,
+    mean_efficiency,
     printable,
+    ranked,
+    setting,
     shared_by,
+    status,
+    time_card,
     usd,
     usd_decimals,
 )
-from rubberband.views.report.tables import interruptions, outcome, tells_start_failures
+from rubberband.views.report.tables import interruptions, measured, outcome, tells_start_failures
 from rubberband.views.story import cells, is_last_of_bracket
 from rubberband.views.story import sentence as sentence_of
 
@@ -263,3 +282,248 @@ def _unneeded(result: Result, stage: StageResult, before: int) -> int:
         promoted = next(one for one in result.stages if (one.bracket, one.rung) == (stage.bracket, stage.rung - 1))
         ours = [trial for trial in ours if trial.trial in promoted.promoted]
     return sum(max(0, before + stage.iterations - max(before, trial.iterations)) for trial in ours)
+
+
+# The table of trials: sorted, filtered, and a page at a time, as an address says.
+
+PAGE_SIZE = 25
+_MOST_COLUMNS = 10
+_PARAMETER = "."
+"""Prefix of parameters in sort keys; the other columns have none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Requested view of the trials; values that do not fit are ignored."""
+
+    sort: str = ""
+    """Key of a column; empty: best first."""
+    down: bool = False
+    status: str = ""
+    """Empty: all."""
+    page: int = 1
+    brush: tuple[Range, ...] = ()
+    """Ranges on the axes of the chart of configurations, through which the trials pass; empty: all."""
+
+    def address(self, **changes: str | int | bool | tuple[()]) -> str:
+        """Return the query and fragment of the address of this view, with changes."""
+        wanted = replace(self, **changes)  # type: ignore[arg-type]
+        query: dict[str, Any] = {"sort": wanted.sort, "down": int(wanted.down), "status": wanted.status}
+        query |= {"page": wanted.page if wanted.page > 1 else 0}
+        query |= {"brush": [f"{name}:{100 * low:.0f}-{100 * high:.0f}" for name, low, high in wanted.brush]}
+        return f"?{urlencode({key: value for key, value in query.items() if value}, doseq=True)}#trials"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """Column, and the address that sorts by it."""
+
+    title: str
+    words: bool
+    address: str
+    sorted: str
+    """`ascending`, `descending` or empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRow:
+    """Row of a trial, with a cell for each column after the first."""
+
+    trial: int
+    status: str
+    winner: bool
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusChoice:
+    """Filter by status: its number of trials, and its address."""
+
+    title: str
+    count: int
+    address: str
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialTable:
+    """Page of the table."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[TrialRow, ...]
+    choices: tuple[StatusChoice, ...]
+    shown: str
+    """Such as `26 to 50 of 3,000 trials`."""
+    before: str
+    """Address of the previous page; empty on the first."""
+    after: str
+    clear: str
+    """Address without ranges; empty if there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Kind of column: its values for sorting, and its texts."""
+
+    key: str
+    title: str
+    value: Callable[[TrialResult], Any]
+    text: Callable[[TrialResult], str]
+    words: bool = False
+
+
+def table_page(result: Result, asked: Asked, space: Space = None) -> TrialTable:
+    """Return a page of trials; `space` is the search space in the words of the file, which has the scales of ranges."""
+    kinds = _kinds(result)
+    every = Counter(status(result, trial) for trial in result.trials)
+    wanted = asked.status if asked.status in every else ""
+    found = [trial for trial in ranked(result) if not wanted or status(result, trial) == wanted]
+    if asked.brush:
+        passing = within(result, asked.brush, space)
+        found = [trial for trial in found if trial.trial in passing]
+    chosen = next((kind for kind in kinds if kind.key == asked.sort), None)
+    if chosen is not None:
+        found = _sorted(found, chosen.value, asked.down)
+    pages = max(1, math.ceil(len(found) / PAGE_SIZE))
+    page = max(1, min(asked.page, pages))
+    first = (page - 1) * PAGE_SIZE
+    rows = found[first : first + PAGE_SIZE]
+    of = f"{len(found):,} {'trial' if len(found) == 1 else 'trials'}"
+    return TrialTable(
+        columns=tuple(_column(kind, asked) for kind in kinds),
+        rows=tuple(_row(result, trial, kinds) for trial in rows),
+        choices=_choices(result, every, wanted, asked),
+        shown=of if pages == 1 else f"{first + 1:,} to {first + len(rows):,} of {of}",
+        before=asked.address(page=page - 1) if page > 1 else "",
+        after=asked.address(page=page + 1) if page < pages else "",
+        clear=asked.address(brush=(), page=1) if asked.brush else "",
+    )
+
+
+def _kinds(result: Result) -> list[_Kind]:
+    costs_usd = trial_costs_usd(result)
+    decimals = usd_decimals(result.actual_cost_usd / max(1, len(result.trials)))
+
+    def cost_usd(trial: TrialResult) -> float:
+        return costs_usd[trial.trial]
+
+    def metric(trial: TrialResult) -> float | None:
+        return trial.metrics.get(result.metric)
+
+    def status_text(trial: TrialResult) -> str:
+        return trial.with_end(status(result, trial))
+
+    return [
+        _Kind("trial", "trial", lambda t: t.trial, lambda t: str(t.trial)),
+        _Kind("metric", printable(result.metric), metric, lambda t: measured(t, result.metric)),
+        *(_also(one.metric) for one in result.also),
+        _Kind("iterations", "iterations", lambda t: t.iterations, lambda t: str(t.iterations)),
+        _Kind("status", "status", status_text, status_text, words=True),
+        *(_BATCH_KINDS if any(trial.batches for trial in result.trials) else ()),
+        *(_parameter(name) for name in _names(result.trials)),
+        _Kind("cost", "share (USD)", cost_usd, lambda t: usd(cost_usd(t), decimals)),
+    ]
+
+
+_BATCH_KINDS = (
+    _Kind(
+        "batch",
+        "batch size",
+        lambda t: t.batches[-1].batch_size if t.batches else None,
+        lambda t: change(t.batches[0].batch_size, t.batches[-1].batch_size) if t.batches else "-",
+    ),
+    _Kind(
+        "efficiency",
+        "efficiency",
+        lambda t: mean_efficiency(t.batches) if t.batches else None,
+        lambda t: f"{100 * mean_efficiency(t.batches):.0f} %" if t.batches else "-",
+    ),
+)
+"""Columns of adaptive batches: the last batch size, and the share of samples that counted."""
+
+
+def _names(trials: Sequence[TrialResult]) -> list[str]:
+    """Return parameters in the order of the file, first those that differ between trials."""
+    varies = parameters(trials)
+    return sorted(varies, key=lambda name: not varies[name])[:_MOST_COLUMNS]
+
+
+def _also(metric: str) -> _Kind:
+    """Return the column of another metric."""
+    return _Kind(f"also:{metric}", printable(metric), lambda t: t.metrics.get(metric), lambda t: measured(t, metric))
+
+
+def _parameter(name: str) -> _Kind:
+    return _Kind(
+        f"{_PARAMETER}{name}",
+        printable(name),
+        lambda t: t.configuration.get(name),
+        lambda t: setting(t.configuration[name]) if name in t.configuration else "-",
+    )
+
+
+def _sorted(trials: Sequence[TrialResult], value: Callable[[TrialResult], Any], down: bool) -> list[TrialResult]:
+    """Sort numbers before words, and missing values last in both directions."""
+    known = [trial for trial in trials if is_number(value(trial))]
+    other = [trial for trial in trials if not is_number(value(trial)) and not _is_missing(value(trial))]
+    missing = [trial for trial in trials if _is_missing(value(trial))]
+    known.sort(key=value, reverse=down)
+    other.sort(key=lambda trial: setting(value(trial)), reverse=down)
+    return [*known, *other, *missing]
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and not math.isfinite(value))
+
+
+def _column(kind: _Kind, asked: Asked) -> Column:
+    here = kind.key == asked.sort
+    return Column(
+        title=kind.title,
+        words=kind.words,
+        address=asked.address(sort=kind.key, down=here and not asked.down, page=1),
+        sorted=("descending" if asked.down else "ascending") if here else "",
+    )
+
+
+def _row(result: Result, trial: TrialResult, kinds: Sequence[_Kind]) -> TrialRow:
+    return TrialRow(
+        trial=trial.trial,
+        status=status(result, trial),
+        winner=result.best is not None and trial.trial == result.best.trial,
+        cells=tuple(kind.text(trial) for kind in kinds[1:]),
+    )
+
+
+def _choices(result: Result, every: Mapping[str, int], wanted: str, asked: Asked) -> tuple[StatusChoice, ...]:
+    def choice(name: str, title: str, count: int) -> StatusChoice:
+        return StatusChoice(title=title, count=count, address=asked.address(status=name, page=1), chosen=name == wanted)
+
+    order = sorted(every, key=lambda name: (list(CURVES).index(name) if name in CURVES else len(CURVES), name))
+    return (choice("", "All", len(result.trials)), *(choice(name, name, every[name]) for name in order))
+
+
+_MOST_RANGES = 20
+_RANGE = re.compile(r"(.{1,200}):(\d{1,3})-(\d{1,3})", re.ASCII | re.DOTALL)
+
+
+def asked_trials(
+    sort: Annotated[str, Query(max_length=200)] = "",
+    down: Annotated[str, Query(max_length=10)] = "",
+    status: Annotated[str, Query(max_length=40)] = "",
+    page: Annotated[str, Query(max_length=10)] = "",
+    brush: Annotated[Sequence[str], Query(max_length=_MOST_RANGES)] = (),
+) -> Asked:
+    """Dependency: the requested view of the trials."""
+    number = int(page) if page.isascii() and page.isdigit() else 1
+    ranges = tuple(found for text in brush if (found := _range(text)) is not None)
+    return Asked(sort=sort, down=down == "1", status=status, page=number, brush=ranges)
+
+
+def _range(text: str) -> Range | None:
+    """Return the range of `NAME:20-80`, in percent of the axis; None for anything else."""
+    found = _RANGE.fullmatch(text)
+    return None if found is None else (found[1], int(found[2]) / 100, int(found[3]) / 100)
+
+
+Trials = Annotated[Asked, Depends(asked_trials)]
