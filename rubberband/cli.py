@@ -77,7 +77,7 @@ _DESTRUCTIVE = frozenset(
 )
 
 
-class Group(typer.core.TyperGroup):
+class CommandGroup(typer.core.TyperGroup):
     """Group of commands. A slip is answered with those that may be meant, and never with a destructive one alone."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -95,7 +95,7 @@ class Group(typer.core.TyperGroup):
 
 def _grouped(found: typer.Typer) -> typer.Typer:
     """Let groups of commands be answered so, also those below them."""
-    found.info.cls = Group
+    found.info.cls = CommandGroup
     for below in found.registered_groups:
         if below.typer_instance is not None:
             _grouped(below.typer_instance)
@@ -135,7 +135,7 @@ class Promised(typer.core.TyperCommand):
         return context
 
 
-class Commands(Group):
+class Commands(CommandGroup):
     """Group of the commands, none of which is imported yet."""
 
     def __init__(self, **attributes: Any) -> None:

@@ -457,7 +457,7 @@ _PAGE_SIZE = 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class AskedRows:
     """Part of the list that an address asks for."""
 
     show: str
@@ -466,12 +466,12 @@ class Asked:
     cursor: str | None
 
 
-def _asked(show: Show = "all", search: Search = "", tags: Tags = (), cursor: Cursor = None) -> Asked:
+def _asked(show: Show = "all", search: Search = "", tags: Tags = (), cursor: Cursor = None) -> AskedRows:
     chosen = show if show in CHOICES or show == ARCHIVED else "all"
-    return Asked(show=chosen, search=" ".join(search_words(search)), tags=[*filter(None, tags)], cursor=cursor)
+    return AskedRows(show=chosen, search=" ".join(search_words(search)), tags=[*filter(None, tags)], cursor=cursor)
 
 
-AskedList = Annotated[Asked, Depends(_asked)]
+AskedList = Annotated[AskedRows, Depends(_asked)]
 
 
 @router.get("/")
@@ -487,7 +487,7 @@ def experiment_rows(request: Request, service: Serving, _reader: Reader, asked: 
     return render(request, "experiments_rows.html", **_listed(service, request, asked))
 
 
-def _listed(service: Service, request: Request, asked: Asked) -> dict[str, Any]:
+def _listed(service: Service, request: Request, asked: AskedRows) -> dict[str, Any]:
     store, now = service.store, service.settings.clock()
     show, search, tags = asked.show, asked.search, asked.tags
     at = partial(_address, search=search, tags=tags)
@@ -508,7 +508,7 @@ def _listed(service: Service, request: Request, asked: Asked) -> dict[str, Any]:
         "choices": [(name, f"{title} {counts[name]}", at("/", show=name)) for name, title in titles.items()],
         "search": search,
         "asked": ", ".join([*([search] if search else []), *tags]),
-        "tags": [(tag, _address("/", show=show, search=search, tags=_without(tags, tag))) for tag in tags],
+        "tags": [(gone, at("/", show=show, tags=[tag for tag in tags if tag != gone])) for gone in tags],
         "rows": [row(submission, now) for submission in page.items],
         "next": page.next,
         "later": asked.cursor is not None,
@@ -518,10 +518,6 @@ def _listed(service: Service, request: Request, asked: Asked) -> dict[str, Any]:
         "address": at("/fragments/experiments", show=show, cursor=asked.cursor),
         "origin": f"{request.url.scheme}://{request.url.netloc}",
     }
-
-
-def _without(tags: Sequence[str], gone: str) -> list[str]:
-    return [tag for tag in tags if tag != gone]
 
 
 def _address(

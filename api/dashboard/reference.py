@@ -30,7 +30,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class DocumentedAnswer:
     """Answer to a request."""
 
     status: str
@@ -54,12 +54,12 @@ class Operation:
     parameters: tuple[Field, ...]
     body: Markup
     """Type of the body; empty without one."""
-    answers: tuple[Answer, ...]
-    problems: tuple[Answer, ...]
+    answers: tuple[DocumentedAnswer, ...]
+    problems: tuple[DocumentedAnswer, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class OperationGroup:
     """Operations of a tag."""
 
     name: str
@@ -77,14 +77,14 @@ class Schema:
     fields: tuple[Field, ...]
 
 
-def groups(document: Words, address: str) -> list[Group]:
+def groups(document: Words, address: str) -> list[OperationGroup]:
     """Return the operations by their tags; `address` is the service's in commands."""
     found: dict[str, list[Operation]] = {tag["name"]: [] for tag in document["tags"]}
     for path, methods in document["paths"].items():
         for method, words in methods.items():
             found[words["tags"][0]].append(_operation(document, address, path, method.upper(), words))
     return [
-        Group(name=tag["name"], text=prose(tag["description"]), operations=tuple(found[tag["name"]]))
+        OperationGroup(name=tag["name"], text=prose(tag["description"]), operations=tuple(found[tag["name"]]))
         for tag in document["tags"]
         if found[tag["name"]]
     ]
@@ -184,7 +184,7 @@ def _operation(document: Words, address: str, path: str, method: str, words: Wor
     )
 
 
-def _answer(document: Words, status: str, words: Words) -> Answer:
+def _answer(document: Words, status: str, words: Words) -> DocumentedAnswer:
     if reference := words.get("$ref"):
         words = document["components"]["responses"][reference.removeprefix(_REF.format("responses"))]
     contents: Mapping[str, Words] = words.get("content", {})
@@ -192,7 +192,7 @@ def _answer(document: Words, status: str, words: Words) -> Answer:
     example = _example(content)
     text = "" if example is None else example if isinstance(example, str) else json.dumps(example, indent=2)
     typed = type_of(content["schema"]) if "$ref" in content.get("schema", {}) else Markup(escape(kind))
-    return Answer(status=status, text=prose(words.get("description", "")), type=typed, example=text)
+    return DocumentedAnswer(status=status, text=prose(words.get("description", "")), type=typed, example=text)
 
 
 def _example(content: Words) -> Any:

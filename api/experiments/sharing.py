@@ -143,7 +143,7 @@ def is_to_ask(
     return replace(grant, max_instances=min(grant.max_instances, job.offer.max_instances)).is_news(holds)
 
 
-class Division:
+class PoolDivision:
     """Divides a pool among experiments, decision by decision. It reads no clock."""
 
     def __init__(self, pool: SharedPool) -> None:
@@ -254,7 +254,7 @@ class Sharing:
         if lender is None and pool.folder is not None:
             lender = RemotePool(PoolFolder(path=Path(pool.folder)))
         self._lender = lender
-        self._division = Division(pool)
+        self._division = PoolDivision(pool)
         self.promising = threading.Lock()
         """Held while promises move: none is added meanwhile."""
         self._grants: dict[str, InstanceCap] = {}

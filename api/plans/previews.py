@@ -37,7 +37,7 @@ class PlanAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class KnownRequest:
     """Known meaning of a request: the id of its question, or its problem."""
 
     meaning: str | HttpProblem
@@ -50,7 +50,7 @@ class Memory:
 
     def __init__(self, most_bytes: int, most_requests: int) -> None:
         self._most_bytes, self._most_requests = most_bytes, most_requests
-        self._requests: OrderedDict[Hashable, Known] = OrderedDict()
+        self._requests: OrderedDict[Hashable, KnownRequest] = OrderedDict()
         self._answers: OrderedDict[str, PlanAnswer] = OrderedDict()
         self._bytes = 0
 
@@ -84,7 +84,7 @@ class Memory:
             _, oldest = self._answers.popitem(last=False)
             self._bytes -= len(oldest.body)
 
-    def keep_request(self, request: Hashable, known: Known) -> None:
+    def keep_request(self, request: Hashable, known: KnownRequest) -> None:
         """Store the meaning of a request."""
         self._requests[request] = known
         self._requests.move_to_end(request)
@@ -286,9 +286,9 @@ class Plans:
         except HttpProblem as problem:
             # Where instances are rented, parsing may ask AWS, which may answer differently the next time.
             if problem.kind not in _PASSING and (identified or not self._settings.rents):
-                self._memory.keep_request(fingerprint, Known(meaning=again(problem), until=until))
+                self._memory.keep_request(fingerprint, KnownRequest(meaning=again(problem), until=until))
             raise
-        self._memory.keep_request(fingerprint, Known(meaning=answer.id, until=until))
+        self._memory.keep_request(fingerprint, KnownRequest(meaning=answer.id, until=until))
         return answer
 
     def _question(self, preview: Preview, now: float) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from rubberband.api.store.schema import (
     FEED,
     KEYS,
     METADATA,
-    MIGRATIONS,
     NUMBERS,
     PLANS,
     PROMISES,
@@ -26,7 +25,6 @@ from rubberband.api.store.schema import (
     SESSIONS,
     SUBMISSIONS,
     TOKENS,
-    VERSION,
     Entry,
     FeedEvent,
     KeptAnswer,
@@ -41,6 +39,7 @@ from rubberband.api.store.schema import (
     label_columns,
     labels_of,
     read_cursor,
+    require_version,
     state_entry,
     summary_of,
 )
@@ -87,28 +86,10 @@ class Store:
         self._holding: Holding | None = None
         try:
             self._database.make(METADATA)
-            self._require_version()
+            require_version(self._database)
         except BaseException:
             self._database.close()
             raise
-
-    def _require_version(self) -> None:
-        """Bring the tables of an older version up to this one. Raises InputError for those of a newer version."""
-        rows = [{"name": "version", "value": VERSION}, {"name": "feed", "value": 0}]
-        its_row = NUMBERS.c.name == "version"
-        with self._database.writing() as connection:
-            absent = self._database.if_absent(NUMBERS).on_conflict_do_nothing(index_elements=["name"])
-            connection.execute(absent, rows)
-            version = connection.execute(sql.select(NUMBERS.c.value).where(its_row).with_for_update()).scalar_one()
-            for migrate in MIGRATIONS[version - 1 :]:
-                migrate(connection)
-            if version < VERSION:
-                connection.execute(sql.update(NUMBERS).where(its_row).values(value=VERSION))
-        if version > VERSION:
-            raise InputError(
-                f"the store {self._database.shown} was made by a newer version of rubberband (its tables have version "
-                f"{version}; this version reads up to {VERSION}); install that version, or use another store"
-            )
 
     def check(self) -> None:
         """Raise JournalError if the store does not answer."""

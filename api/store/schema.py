@@ -16,6 +16,7 @@ import sqlalchemy as sql
 from sqlalchemy.types import TypeDecorator
 
 from rubberband.errors import InputError
+from rubberband.executor.journal.database import Database
 from rubberband.states import ACTIVE, ExperimentState
 from rubberband.values.submission import Labels, Submission, Summary, same_case, search_words
 
@@ -379,3 +380,22 @@ ACTS = sql.Table(
     sql.Column("request", StoredText, primary_key=True),
     sql.Column("acted_at", sql.Double, nullable=False, index=True),
 )
+
+
+def require_version(database: Database) -> None:
+    """Bring the tables of an older version up to this one. Raises InputError for those of a newer version."""
+    rows = [{"name": "version", "value": VERSION}, {"name": "feed", "value": 0}]
+    its_row = NUMBERS.c.name == "version"
+    with database.writing() as connection:
+        absent = database.if_absent(NUMBERS).on_conflict_do_nothing(index_elements=["name"])
+        connection.execute(absent, rows)
+        version = connection.execute(sql.select(NUMBERS.c.value).where(its_row).with_for_update()).scalar_one()
+        for migrate in MIGRATIONS[version - 1 :]:
+            migrate(connection)
+        if version < VERSION:
+            connection.execute(sql.update(NUMBERS).where(its_row).values(value=VERSION))
+    if version > VERSION:
+        raise InputError(
+            f"the store {database.shown} was made by a newer version of rubberband (its tables have version "
+            f"{version}; this version reads up to {VERSION}); install that version, or use another store"
+        )

@@ -43,7 +43,7 @@ class _Changed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _FoundFile:
     path: str
     """Below the folder, with `/`."""
     place: str
@@ -208,7 +208,7 @@ def _require_same(folder: Path, was: Signature) -> None:
 
 def _walk(
     folder: str, below: str = "", parents: tuple[tuple[int, int], ...] = (), *, top: str | None = None
-) -> Iterator[_Found]:
+) -> Iterator[_FoundFile]:
     """Yield the files and folders in a folder, in order; a link is what it leads to.
 
     `top`: links to what is in this folder are yielded as links.
@@ -230,12 +230,12 @@ def _walk(
                 ) from None
             raise
         if top is not None and os.path.islink(place) and (link := _link_within(place, top)) is not None:
-            yield _Found(path, place, os.lstat(place), link)
+            yield _FoundFile(path, place, os.lstat(place), link)
         elif stat.S_ISDIR(status.st_mode):
-            yield _Found(path, place, status)
+            yield _FoundFile(path, place, status)
             yield from _walk(place, f"{path}/", (*parents, identity), top=top)
         elif stat.S_ISREG(status.st_mode):
-            yield _Found(path, place, status)
+            yield _FoundFile(path, place, status)
         else:
             raise CheckpointError(f"{place} is neither a file nor a folder, so it cannot be packed; remove it")
 
@@ -276,7 +276,7 @@ def _write(sources: Sources, to: Path, content: Mapping[str, Any]) -> None:
         archive.addfile(info, io.BytesIO(manifest))
 
 
-def _add(archive: tarfile.TarFile, found: _Found) -> dict[str, Any]:
+def _add(archive: tarfile.TarFile, found: _FoundFile) -> dict[str, Any]:
     """Add a file; return its entry in the manifest."""
     with open(found.place, "rb") as file:
         digested = _Digested(file)

@@ -55,7 +55,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Component:
+class NoiseComponent:
     """A coefficient of variation, and its 90 % interval."""
 
     cv: float
@@ -67,9 +67,9 @@ class Component:
 class Fit:
     """Components of training times."""
 
-    trial: Component
+    trial: NoiseComponent
     """Between trials: a trial keeps its speed."""
-    iteration: Component
+    iteration: NoiseComponent
     """Between the iterations of a trial."""
     log_seconds: Mapping[int, float]
     """GPUs -> logarithm of the seconds per iteration of the average trial."""
@@ -212,10 +212,10 @@ def _likely(grid: Floats, weights: Floats) -> tuple[float, float]:
     return float(grid[max(likely[0] - 1, 0)]), float(grid[min(likely[-1] + 1, len(grid) - 1)])
 
 
-def _component(grid: Floats, weights: Floats) -> Component:
+def _component(grid: Floats, weights: Floats) -> NoiseComponent:
     cvs, below = np.sqrt(np.expm1(grid**2)), np.cumsum(weights) - 0.5 * weights
     low, high = np.interp(_INTERVAL, below, cvs).tolist()
-    return Component(cv=float(weights @ cvs), low_cv=low, high_cv=high)
+    return NoiseComponent(cv=float(weights @ cvs), low_cv=low, high_cv=high)
 
 
 def _student(freedom: float) -> float:
@@ -463,11 +463,11 @@ class MeasuredNoise:
 
     num_trials: int
     """Different trials that were timed."""
-    trial: Component
+    trial: NoiseComponent
     """Between trials: a trial keeps its speed."""
-    iteration: Component
+    iteration: NoiseComponent
     """Between the iterations of a trial."""
-    startup: Component | None
+    startup: NoiseComponent | None
     """Between the starts of trials; None if they take no time."""
     mean_cv: float
     """Error that the seconds per iteration share, due to few trials."""
@@ -543,5 +543,5 @@ def profile_of(points: Sequence[Point], starts: InstanceStarts, noise: MeasuredN
     )
 
 
-def _cv(component: Component | None) -> float:
+def _cv(component: NoiseComponent | None) -> float:
     return component.cv if component is not None and component.cv >= _LEAST_CV else 0.0

@@ -97,7 +97,7 @@ SCHEMA = "rubberband.report/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SavedCheckpoint:
+class KeptCheckpoint:
     """A checkpoint of a trial that its store still has."""
 
     checkpoint: CheckpointRef
@@ -137,7 +137,7 @@ class TrialResult:
     """Whether it has ended by itself, after its `iterations`."""
     stopped_s: float | None = None
     """Time at which the user stopped it, from the start; None: not by the user."""
-    checkpoints: tuple[SavedCheckpoint, ...] = ()
+    checkpoints: tuple[KeptCheckpoint, ...] = ()
     """The checkpoints that are kept, the latest first: two at most while it trains, one once it is stopped."""
 
     def __repr__(self) -> str:
@@ -598,12 +598,12 @@ def _trial(state: State, trial: int, config: Mapping[str, Any], seed: int) -> Tr
     )
 
 
-def _saved(state: State, trial: TrialState) -> Iterator[SavedCheckpoint]:
+def _saved(state: State, trial: TrialState) -> Iterator[KeptCheckpoint]:
     kept = (trial.checkpoint, trial.checkpoint_iterations), (trial.before, trial.before_iterations)
     for checkpoint, iterations in kept:
         if checkpoint is not None:
             saved_s = trial.reports[iterations - 1].reported_at - state.started_at
-            yield SavedCheckpoint(checkpoint=checkpoint, iterations=iterations, saved_s=saved_s)
+            yield KeptCheckpoint(checkpoint=checkpoint, iterations=iterations, saved_s=saved_s)
 
 
 def _stage(state: State, index: int, at: float) -> StageResult:

@@ -19,7 +19,7 @@ COST_TOLERANCE_USD = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Labels:
+class PlanLabels:
     """N partial plans that end with the same stage."""
 
     time_s: Floats
@@ -40,9 +40,9 @@ class Labels:
     def __len__(self) -> int:
         return len(self.time_s)
 
-    def take(self, which: Ints | Bools) -> Labels:
+    def take(self, which: Ints | Bools) -> PlanLabels:
         """Return the labels `which`."""
-        return Labels(
+        return PlanLabels(
             time_s=self.time_s[which],
             cost_usd=self.cost_usd[which],
             instances=self.instances[which],
@@ -61,14 +61,14 @@ class Labels:
         return total
 
 
-def start(table: StageTable) -> Labels:
+def start(table: StageTable) -> PlanLabels:
     """Return the one label before the first stage: nothing spent, and the instances of the table's start."""
     zero, none = np.zeros(1), np.zeros(1, dtype=np.int64)
     begin = table.start
     young, prepaid_s = np.zeros((1, table.young_cohorts), dtype=np.int64), np.zeros((1, table.young_cohorts))
     young[0, : len(begin.young)], prepaid_s[0, : len(begin.young)] = begin.young, begin.prepaid_s
     market = table.markets.index(begin.market)
-    return Labels(
+    return PlanLabels(
         time_s=zero,
         cost_usd=zero,
         instances=np.array([begin.instances]),
@@ -81,7 +81,7 @@ def start(table: StageTable) -> Labels:
     )
 
 
-def extend(table: StageTable, stage: int, labels: Labels, parent: Ints, at: Ints, option: Ints) -> Labels:
+def extend(table: StageTable, stage: int, labels: PlanLabels, parent: Ints, at: Ints, option: Ints) -> PlanLabels:
     """Extend each label `parent` by `stage` with choice (`at`, `option`); time and cost are exact."""
     terms, price = table.terms, table.price_usd_per_s[at]
     after, before = table.instances[at], labels.instances[parent]
@@ -106,7 +106,7 @@ def extend(table: StageTable, stage: int, labels: Labels, parent: Ints, at: Ints
             billed_s = billed_s - (young * np.minimum(prepaid_s, elapsed_s[:, None])).sum(axis=1)
         young, prepaid_s = _age(table, young, prepaid_s, elapsed_s, started, init_s + duration_s)
     billed_s = billed_s + started * np.maximum(terms.minimum_s, init_s + duration_s)
-    return Labels(
+    return PlanLabels(
         time_s=labels.time_s[parent] + elapsed_s + late_s + terms.late_growth_s * grows,
         cost_usd=labels.cost_usd[parent]
         + price * billed_s
@@ -140,7 +140,7 @@ def _age(
     return np.where(prepaid_s > 0.0, young, 0), prepaid_s
 
 
-def undominated(table: StageTable, labels: Labels) -> Labels:
+def undominated(table: StageTable, labels: PlanLabels) -> PlanLabels:
     """Return `labels` without those that another label with as many instances beats in every continuation.
 
     A beats B if it is not later, and its cost plus B's prepaid time beyond A's (instance by instance in the order of
@@ -176,7 +176,7 @@ def _cheapest_before(group: Ints, cost_usd: Floats) -> Floats:
 _LAGS = 8
 
 
-def _beaten(table: StageTable, labels: Labels) -> Bools:
+def _beaten(table: StageTable, labels: PlanLabels) -> Bools:
     """Return whether one of the `_LAGS` labels next to each one in its group, on either side, beats it.
 
     Comparing neighbours only keeps this linear. A beaten label that stays costs time, never correctness.
@@ -192,7 +192,7 @@ def _beaten(table: StageTable, labels: Labels) -> Bools:
     return beaten
 
 
-def _beats(table: StageTable, labels: Labels, first: Ints, second: Ints) -> Bools:
+def _beats(table: StageTable, labels: PlanLabels, first: Ints, second: Ints) -> Bools:
     """Return whether label `first` (never later), plus the prepaid time of `second` beyond it, costs no more."""
     ends_a, ends_b = np.cumsum(labels.young, axis=1)[first], np.cumsum(labels.young, axis=1)[second]
     starts_a, starts_b = ends_a - labels.young[first], ends_b - labels.young[second]

@@ -18,7 +18,7 @@ import numpy as np
 from rubberband.planner.exact.labels import (
     COST_TOLERANCE_USD,
     TIME_TOLERANCE_S,
-    Labels,
+    PlanLabels,
     Relaxed,
     Rows,
     extend,
@@ -286,9 +286,9 @@ def unbeaten(points: Sequence[tuple[float, float]], box: Box | None = None) -> l
     return steps
 
 
-def label_setting(table: StageTable, rooms: _Rooms, relaxed: Relaxed, *, constant: bool = False) -> list[Labels]:
+def label_setting(table: StageTable, rooms: _Rooms, relaxed: Relaxed, *, constant: bool = False) -> list[PlanLabels]:
     """Return the undominated labels of each stage that some plan in the rooms may continue; short if none is left."""
-    labels, layers = start(table), list[Labels]()
+    labels, layers = start(table), list[PlanLabels]()
     for stage in range(table.num_stages):
         open_counts = _open_counts(relaxed, stage, rooms)
         if not len(open_counts):
@@ -301,8 +301,8 @@ def label_setting(table: StageTable, rooms: _Rooms, relaxed: Relaxed, *, constan
 
 
 def _next(
-    table: StageTable, stage: int, labels: Labels, counts: Ints, relaxed: Relaxed, rooms: _Rooms, constant: bool
-) -> Labels:
+    table: StageTable, stage: int, labels: PlanLabels, counts: Ints, relaxed: Relaxed, rooms: _Rooms, constant: bool
+) -> PlanLabels:
     """Return the undominated labels after `stage`, by chunks of pairs (label, choice)."""
     open_at, option = np.nonzero(table.valid[stage, counts])
     at = counts[open_at]
@@ -315,14 +315,16 @@ def _next(
         parts.append(grown.take(_within(table, stage, grown, relaxed, rooms)))
     if len(parts) == 1:
         return undominated(table, parts[0])
-    merged = Labels(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in Labels.__slots__})
+    merged = PlanLabels(
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in PlanLabels.__slots__}
+    )
     return undominated(table, merged)
 
 
 def _promising(
     table: StageTable,
     stage: int,
-    labels: Labels,
+    labels: PlanLabels,
     parents: Ints,
     at: Ints,
     option: Ints,
@@ -349,7 +351,7 @@ def _promising(
     return parents[parent], at[choice], option[choice]
 
 
-def _within(table: StageTable, stage: int, labels: Labels, relaxed: Relaxed, rooms: _Rooms) -> Ints:
+def _within(table: StageTable, stage: int, labels: PlanLabels, relaxed: Relaxed, rooms: _Rooms) -> Ints:
     """Return the labels that some plan in the rooms may continue, by every row's bound, a few rows at a time."""
     rows, to_go = relaxed.rows, relaxed.to_go[stage + 1]
     prepaid_usd = table.price_usd_per_s[labels.at] * labels.prepaid_total_s
@@ -364,7 +366,7 @@ def _within(table: StageTable, stage: int, labels: Labels, relaxed: Relaxed, roo
     return left
 
 
-def _within_some(labels: Labels, prepaid_usd: Floats, rows: Rows, to_go: Floats, rooms: _Rooms) -> Ints:
+def _within_some(labels: PlanLabels, prepaid_usd: Floats, rows: Rows, to_go: Floats, rooms: _Rooms) -> Ints:
     """`_within` for several rooms: each label is compared with the rooms that its least time and cost allow."""
     ends = np.flatnonzero((rows.cost_weight == 0.0) | (rows.time_weight == 0.0))[:, None]
     least = _weight(rows, labels.cost_usd, labels.time_s, prepaid_usd, ends) + to_go[ends, labels.at]
@@ -484,9 +486,9 @@ def _achieved(table: StageTable, solved: Relaxed, box: Box, objective: Objective
     return float(values[inside].min()) if inside.any() else None
 
 
-def _carried_out(table: StageTable, paths: Ints, options: Ints) -> list[Labels]:
+def _carried_out(table: StageTable, paths: Ints, options: Ints) -> list[PlanLabels]:
     """Return the labels of each stage of given plans; both arrays are (plans, stages)."""
-    layers: list[Labels] = []
+    layers: list[PlanLabels] = []
     for stage in range(table.num_stages):
         parents = np.arange(len(paths)) if layers else np.zeros(len(paths), dtype=np.int64)
         before = layers[-1] if layers else start(table)
@@ -494,14 +496,14 @@ def _carried_out(table: StageTable, paths: Ints, options: Ints) -> list[Labels]:
     return layers
 
 
-def _best(layers: list[Labels], objective: Objective, most: int) -> list[FoundPlan]:
+def _best(layers: list[PlanLabels], objective: Objective, most: int) -> list[FoundPlan]:
     final = layers[-1]
     first, second = by_objective(objective, np.round(final.time_s, 6), np.round(final.cost_usd, 9))
     ranked = np.lexsort((final.held, second, first))
     return [_found(layers, int(index)) for index in ranked[:most]]
 
 
-def _found(layers: list[Labels], index: int) -> FoundPlan:
+def _found(layers: list[PlanLabels], index: int) -> FoundPlan:
     time_s, cost_usd = float(layers[-1].time_s[index]), float(layers[-1].cost_usd[index])
     path: Path = []
     for labels in reversed(layers):

@@ -17,7 +17,7 @@ from rubberband.cloud.offers import offer
 from rubberband.errors import InputError, ProfileMissingError, RubberbandError
 from rubberband.executor.core.backend import Backend
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.profiling.points import Component, InstanceStarts, MeasuredNoise, Point
+from rubberband.executor.profiling.points import InstanceStarts, MeasuredNoise, NoiseComponent, Point
 from rubberband.executor.profiling.session import ProfilingLimits
 from rubberband.executor.profiling.summary import ProfilingResult, measure
 from rubberband.executor.run.session import Rental, make_ray_backend, open_cluster
@@ -104,7 +104,7 @@ def start_lines(profile: Profile, starts: InstanceStarts, noise: MeasuredNoise) 
     return found
 
 
-def _spread(component: Component, beside: str = "") -> str:
+def _spread(component: NoiseComponent, beside: str = "") -> str:
     interval = f"{_percent(component.low_cv, '')} to {_percent(component.high_cv)}"
     return f"{_percent(component.cv)} (90 % interval {interval}{beside})"
 

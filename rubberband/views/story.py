@@ -24,7 +24,7 @@ from rubberband.views.formatting import listed, printable, usd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoryEntry:
+class StoryLine:
     """Entry of a story, in seconds from the start."""
 
     at_s: float
@@ -100,13 +100,13 @@ def decided(changed: bool, reason: str) -> str:
     return f"{'changed' if changed else 'unchanged'}: {reason}"
 
 
-def story(result: Result) -> list[StoryEntry]:
+def story(result: Result) -> list[StoryLine]:
     """Return ends of stages, replans, extensions, resumes, setbacks, pauses, replacements and stops, in order."""
     restarted = "its process restarted from its journal"
     found = [*_syncs(result)]
-    found += [StoryEntry(at_s=at_s, what="resumed", text=restarted, kind="resumed") for at_s in result.resumed_s]
+    found += [StoryLine(at_s=at_s, what="resumed", text=restarted, kind="resumed") for at_s in result.resumed_s]
     found += [
-        StoryEntry(
+        StoryLine(
             at_s=trial.stopped_s,
             what="trial stopped",
             text=f"trial {trial.trial} stopped by the user after {counted(trial.iterations, 'iteration')}",
@@ -122,11 +122,11 @@ def story(result: Result) -> list[StoryEntry]:
         ("driver paused", "pause", result.pauses),
         ("slow instance replaced", "replaced", result.replacements),
     ):
-        found += [StoryEntry(at_s=one.at_s, what=what, text=sentence(one) or "unchanged", kind=kind) for one in records]
+        found += [StoryLine(at_s=one.at_s, what=what, text=sentence(one) or "unchanged", kind=kind) for one in records]
     return sorted(found, key=lambda entry: entry.at_s)
 
 
-def _syncs(result: Result) -> Iterator[StoryEntry]:
+def _syncs(result: Result) -> Iterator[StoryLine]:
     for stage, _, at_s in stage_spans(result):
         if not stage.promoted:
             continue
@@ -134,16 +134,16 @@ def _syncs(result: Result) -> Iterator[StoryEntry]:
         went = "finished" if last else "promoted"
         text = f"{len(stage.promoted)} of {counted(stage.trials, 'trial')} {went}: {listed(stage.promoted)}"
         what = "end of the search" if result.rungs else f"SYNC of {stage.title}"
-        yield StoryEntry(at_s=at_s, what=what, text=text, kind="sync")
+        yield StoryLine(at_s=at_s, what=what, text=text, kind="sync")
 
 
-def _decided(result: Result, decision: DecisionResult) -> StoryEntry:
+def _decided(result: Result, decision: DecisionResult) -> StoryLine:
     expected = f"{duration(decision.jct_s)} and {usd(decision.cost_usd)} USD expected"
     if decision.changed:
         expected += f", before {duration(decision.present_jct_s)} and {usd(decision.present_cost_usd)} USD"
     kind = "changed" if decision.changed else "kept"
     what = f"plan {'changed' if decision.changed else 'unchanged'} from {result.stages[decision.stage].title} on"
-    return StoryEntry(at_s=decision.at_s, what=what, text=f"{printable(decision.reason)} ({expected})", kind=kind)
+    return StoryLine(at_s=decision.at_s, what=what, text=f"{printable(decision.reason)} ({expected})", kind=kind)
 
 
 def stage_of(view: Mapping[str, Any]) -> StageResult:

@@ -22,8 +22,8 @@ from rubberband.api.experiments.admission import START_S, calendar_of
 from rubberband.api.experiments.sharing import (
     DECIDE_EVERY_S,
     HANDOVER_S,
-    Division,
     InstanceCap,
+    PoolDivision,
     RunningExperiment,
     followed,
     is_to_ask,
@@ -447,7 +447,7 @@ class SharedRun:
             autoscaling=Autoscaling(lower=0.55, upper=0.75) if seed % 8 in (0, 7) else None,
         )
         self.limits = replace(self.limits, autoscales=self.shared.autoscaling is not None)
-        self.division = Division(self.shared)
+        self.division = PoolDivision(self.shared)
         self.below = VirtualProvider("pool", self.clock, offer=self.offer, lease_s=60.0, faults_of=self._faults)
         self.cloud = (HeardCloud if sick else FaultyCloud)(self.below, rng, 0.1 * self.broker_faults)
         if isinstance(self.cloud, HeardCloud):
@@ -692,7 +692,7 @@ class SharedRun:
             member.limit(now - 60.0, self.odd.choice((None, 0, 1, 2)))
         if self.odd.random() < 0.002:
             self.seen["service restarts"] += 1
-            self.division, self._grants, self._seen = Division(self.shared), {}, ()
+            self.division, self._grants, self._seen = PoolDivision(self.shared), {}, ()
             for member in self.members:
                 member.asked = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rubberband.api.experiments.sharing import Division
+from rubberband.api.experiments.sharing import PoolDivision
 from rubberband.cloud.virtual import InstanceFaults, VirtualProvider
 from rubberband.executor import Job
 from rubberband.planner.exact.model import predict
@@ -77,7 +77,7 @@ class QuietRun(SharedRun):
             max_usd_per_month=None,
         )
         self.shared = replace(self.shared, instances=INSTANCES, policy=policy)
-        self.division = Division(self.shared)
+        self.division = PoolDivision(self.shared)
         self.below = VirtualProvider(
             "pool", self.clock, offer=self.offer, lease_s=LEASE_S, faults_of=lambda *_: InstanceFaults()
         )

@@ -11,7 +11,7 @@ import pytest
 
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor import AttemptFaults, Faults, Noise, VirtualBackend
-from rubberband.executor.profiling.points import Component
+from rubberband.executor.profiling.points import NoiseComponent
 from rubberband.executor.profiling.session import ProfilingLimits
 from rubberband.executor.profiling.summary import ProfilingResult, measure
 from rubberband.running.profile import noise_lines, point_line, start_lines
@@ -59,7 +59,7 @@ def noisy(seed: int, profile: Profile = TRUE, *, num_trials: int = 16, **options
     )
 
 
-def holds(component: Component | None, cv: float) -> bool:
+def holds(component: NoiseComponent | None, cv: float) -> bool:
     """Whether the interval holds the truth."""
     return component is not None and component.low_cv <= cv <= component.high_cv
 

@@ -176,8 +176,8 @@ def test_a_store_of_an_older_version_is_migrated_once(store_url: str, monkeypatc
     def migrate(connection: sql.Connection) -> None:
         connection.execute(sql.text("CREATE TABLE migrated (once INTEGER)"))
 
-    monkeypatch.setattr("rubberband.api.store.MIGRATIONS", (migrate,))
-    monkeypatch.setattr("rubberband.api.store.VERSION", 2)
+    monkeypatch.setattr("rubberband.api.store.schema.MIGRATIONS", (migrate,))
+    monkeypatch.setattr("rubberband.api.store.schema.VERSION", 2)
     for _ in range(2):  # the second time it would fail
         Store(store_url).close()
     monkeypatch.undo()
