@@ -1,8 +1,8 @@
 """Training of one trial by the workers of its gang, without Ray; a backend calls `run.run_segment` in each of them.
 
 * What users write: `trial` (any framework), `torch_trial`, and functions and programs, which call `reporting`, also in
-  gangs (`distributed`); `entrypoint` finds it. `checking`, `comparing`, `remembering`, `program_check` and `gang_check`
-  check it before anything is rented, and add to `check_findings`.
+  gangs (`distributed`); `entrypoint` finds it. `checking`, `comparing` and `program_check` check it
+  before anything is rented, in `check_workers`, and add to `check_findings`.
 * A segment: `segment` (its order, its reports), `run` (the walk through it), `kinds` (their runners), `runner` (one),
   `worker_process` (what is put back afterwards), `failures`, `checkpoint`.
 * The loop of a `TorchTrial`: `loop`, `components` (its parts, and which features there are), `step` (one optimizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,7 +70,7 @@ class TrialCheck:
     checkpoint_every: int | None = None
     """Iterations between the checkpoints of its class; None: a function chooses them."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Step -> its seconds: import, set-up, iteration, save, restore, and perhaps next, continue and gang.
+    """Step -> its seconds: import, set-up, iteration, save, restore, and perhaps next, continue, restart and gang.
 
     A program's start is in `set-up` if a second iteration (next) shows how long it takes, and else in `iteration`."""
     first_extra_s: float | None = None
@@ -97,3 +98,30 @@ def brief(configuration: Mapping[str, Any]) -> str:
         f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in configuration.items()
     )
+
+
+def difference(one: Any, other: Any, place: str, tolerance: float = 0.0) -> str | None:
+    """Return the first place where plain data, arrays or tensors differ; objects of other kinds are not compared.
+
+    Numbers may differ by the `tolerance`, relative to the largest element.
+    """
+    if type(one) is not type(other):
+        return place
+    if isinstance(one, (list, tuple)):
+        one, other = dict(enumerate(one)), dict(enumerate(other))
+    if isinstance(one, Mapping):
+        if one.keys() != other.keys():
+            return place
+        places = {key: f"{place}[{key!r}]" if place else str(key) for key in one}
+        return next((found for key in one if (found := difference(one[key], other[key], places[key], tolerance))), None)
+    if hasattr(one, "shape"):
+        if one.shape != other.shape:
+            return place
+        same = bool(((one == other) | (one != one) & (other != other)).all())  # NaN is NaN
+        if not same and tolerance and ("float" in str(one.dtype) or "complex" in str(one.dtype)):
+            same = bool(abs(one - other).max() <= tolerance * abs(one).max())
+    elif tolerance and isinstance(one, float):
+        same = math.isclose(one, other, rel_tol=tolerance)
+    else:
+        same = not isinstance(one, (bool, int, float, str, bytes)) or repr(one) == repr(other)
+    return None if same else place

@@ -29,7 +29,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
-from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault
+from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault, difference
 from rubberband.executor.training.distributed import GANGS, is_distributed
 from rubberband.executor.training.entrypoint import NotHereError
 from rubberband.executor.training.failures import (
@@ -43,7 +43,7 @@ from rubberband.executor.training.failures import (
     refused,
 )
 from rubberband.executor.training.kinds import kind_of
-from rubberband.executor.training.program_check import ProgramCheck
+from rubberband.executor.training.program_check import ProgramCheck, close_all
 from rubberband.executor.training.run import make_runner
 from rubberband.executor.training.runner import Runner
 from rubberband.executor.training.segment import Segment
@@ -51,12 +51,12 @@ from rubberband.values.environment import HASH_SEED
 
 if TYPE_CHECKING:
     from rubberband.executor.training.asynchronous.server import ServerThreads
-    from rubberband.executor.training.remembering import Attributes
 
 _CONTINUED_S = 5.0
 """A second iteration, after the restore, is trained if the first one took no longer than this."""
-_LOOKED_AT_S = 60.0
-"""Attributes that no checkpoint holds are looked at if an iteration and three set-ups took no longer than this."""
+_REPEATED_S = 60.0
+"""One worker is restarted in a fresh process if an import, three set-ups and an iteration take no longer than this, and
+than half of the time that is left."""
 _LOOK_S = 0.2
 _FIXES = {
     "no_metric": "; report it, or set search.metric to one that is reported",
@@ -168,8 +168,6 @@ class StepwiseCheck:
         self._order, self._until, self._answers = order, until, answers
         self._found = TrialCheck()
         self._servers: ServerThreads | None = None
-        self._remembered = ""
-        """The remark on attributes that no checkpoint holds."""
 
     def run(self) -> None:
         """Go through all steps; the last answer is finished."""
@@ -195,28 +193,28 @@ class StepwiseCheck:
 
     @contextmanager
     def _comparison(self) -> Iterator[Callable[[], None]]:
-        """Provide a function that compares a gang with one worker, where the trial may get one."""
-        order = self._order
-        segment = order.segment
-        if self._found.kind != "TorchTrial" or order.max_gpus == 1 or segment.training or not segment.verify:
+        """Provide a function that compares short segments of a TorchTrial: after a restart, and on a gang."""
+        order, segment, seconds = self._order, self._order.segment, self._found.seconds
+        is_gang = order.max_gpus > 1 and segment.verify
+        if self._found.kind != "TorchTrial" or segment.training or (segment.max_iterations == 1 and not is_gang):
             yield lambda: None
             return
-        from rubberband.executor.training.comparing import Comparison
+        from rubberband.executor.training.comparing import LIMIT_S, Comparison
 
-        comparison = Comparison(order.entrypoint, order.segment)
+        name, left_s = "gang" if is_gang else "restart", self._until - time.monotonic()
+        limit_s = LIMIT_S if is_gang else min(LIMIT_S, left_s / 5.0)
+        comparison = Comparison(order.entrypoint, segment, is_gang=is_gang, limit_s=limit_s)
 
         def compare() -> None:
-            with self._step("gang"):
+            expected_s = seconds["import"] + 3.0 * seconds["set-up"] + seconds["iteration"]
+            if not is_gang and expected_s > min(_REPEATED_S, (self._until - time.monotonic()) / 2.0):
+                return
+            with self._step(name):
                 found, remarks = comparison.run()
             self._found.remarks.extend(remarks)
             if remarks:
-                self._found.seconds.pop("gang", None)
-            for each in found:
-                line, details = (each, "") if isinstance(each, str) else (each.message, each.details)
-                if isinstance(each, str) and self._remembered:  # which differs between workers too
-                    self._found.remarks.remove(self._remembered)
-                    line = f"{line.rpartition('; ')[0]}; {self._remembered}"
-                self._found.problems.append(TrialFault(line=f"gang: {line}", details=details))
+                seconds.pop(name)
+            self._found.problems.extend(replace(each, line=f"{name}: {each.line}") for each in found)
 
         try:
             yield compare
@@ -230,46 +228,20 @@ class StepwiseCheck:
                 runner = self._made(segment, resources)
             if self._found.kind != "function":
                 self._found.checkpoint_every = runner.checkpoint_every
-            begun = self._attributes(runner)
             metrics = self._iterate(runner, segment)
             with self._step("save"):
                 payload = _written(runner.dump(1, metrics, is_last=True))
-                saved, trained = runner.saved_iterations(1), self._attributes(runner)
+                saved = runner.saved_iterations(1)
                 runner.part()
         finally:
-            _close(resources)
+            close_all(resources)
         self._found.checkpoint_bytes = len(payload)
         if runner.ended:
             return
         if saved == 0 and segment.max_iterations != 1:
             self._found.remarks.append(f"the function {WITHOUT_CHECKPOINT}")
         elif segment.max_iterations != 1:
-            restored = self._continue(replace(segment, from_iterations=1, until_iterations=2), payload)
-            if not self._found.problems:
-                self._look(begun, trained, restored)
-
-    def _attributes(self, runner: Runner) -> Attributes:
-        if self._found.kind != "TorchTrial" or self._order.segment.training is not None:
-            return {}
-        from rubberband.executor.training.loop import TorchRunner
-        from rubberband.executor.training.remembering import attributes_of
-
-        assert isinstance(runner, TorchRunner), "it trains every TorchTrial"
-        return attributes_of(runner)
-
-    def _look(self, begun: Attributes, trained: Attributes, restored: Attributes) -> None:
-        """Remark on what the iteration changed and the restore did not bring back, if the next one needs it."""
-        among = {place for place in trained if begun.get(place) != trained[place] != restored.get(place)}
-        among |= {place for place in trained if place.owner == "dataset"}  # loader workers change their own
-        seconds = self._found.seconds
-        if not among or 3.0 * seconds["set-up"] + seconds["iteration"] > _LOOKED_AT_S:
-            return
-        from rubberband.executor.training.remembering import remark, remembered
-
-        with suppress(Exception):  # short iterations may not suit it
-            if found := remembered(self._order.entrypoint, self._order.segment, among):
-                self._remembered = remark(found)
-                self._found.remarks.append(self._remembered)
+            self._continue(replace(segment, from_iterations=1, until_iterations=2), payload)
 
     def _made(self, segment: Segment, resources: list[Any], payload: bytes | None = None) -> Runner:
         if segment.training is not None:
@@ -301,8 +273,8 @@ class StepwiseCheck:
             self._found.metrics = dict(metrics)
         return metrics
 
-    def _continue(self, segment: Segment, payload: bytes) -> Attributes:
-        """Go on from the checkpoint; return the attributes after the restore."""
+    def _continue(self, segment: Segment, payload: bytes) -> None:
+        """Go on from the checkpoint."""
         resources: list[Any] = []
         try:
             with self._step("restore"):
@@ -312,15 +284,13 @@ class StepwiseCheck:
 
                     assert isinstance(runner, TorchRunner), "it trains every TorchTrial"
                     _check_restored(payload, runner.own_state())
-                restored = self._attributes(runner)
             is_function = self._found.kind == "function"  # it restores by itself, once it runs
             is_short = self._found.seconds["iteration"] <= _CONTINUED_S
             if not self._found.problems and (is_function or is_short):
                 with self._step("continue"), suppress(TrainingEnded):
                     runner.iterate(2)
-            return restored
         finally:
-            _close(resources)
+            close_all(resources)
 
     @contextmanager
     def _step(self, name: str, *, goes_on: bool = False) -> Any:
@@ -368,29 +338,9 @@ def _check_restored(payload: bytes, state: Any) -> None:
         torch.load(file, map_location="cpu", weights_only=False).get("trial")
         for file in (io.BytesIO(payload), io.BytesIO(again.getvalue()))
     )
-    place = _difference(one, other, "state_dict()")
+    place = difference(one, other, "state_dict()")
     if place is not None:
         raise refused(f"after load_state_dict(), {place} is not what was saved; restore it in load_state_dict()")
-
-
-def _difference(one: Any, other: Any, place: str) -> str | None:
-    """Return the first place where plain data, arrays or tensors differ; objects of other kinds are not compared."""
-    if type(one) is not type(other):
-        return place
-    if isinstance(one, Mapping):
-        if one.keys() != other.keys():
-            return place
-        return next((found for key in one if (found := _difference(one[key], other[key], f"{place}[{key!r}]"))), None)
-    if isinstance(one, (list, tuple)):
-        if len(one) != len(other):
-            return place
-        pairs = enumerate(zip(one, other, strict=True))
-        return next((found for at, pair in pairs if (found := _difference(*pair, f"{place}[{at}]"))), None)
-    if hasattr(one, "shape"):
-        same = one.shape == other.shape and bool(((one == other) | (one != one) & (other != other)).all())  # NaN is NaN
-    else:
-        same = not isinstance(one, (bool, int, float, str, bytes)) or repr(one) == repr(other)
-    return None if same else place
 
 
 def _problem(step: str, error: BaseException, order: CheckOrder) -> TrialFault:
@@ -431,12 +381,6 @@ def _is_ours(file: str) -> bool:
     machinery = ("<frozen importlib", f"{os.sep}importlib{os.sep}")
     own = (str(Path(__file__).parent), str(Path(__file__).parents[2] / "integrations"))
     return file.startswith(own) or any(part in file for part in machinery)
-
-
-def _close(resources: list[Any]) -> None:
-    while resources:
-        with suppress(Exception):
-            resources.pop().close()
 
 
 def _end_with_driver() -> None:

@@ -223,26 +223,16 @@ def random_states() -> dict[Generator, Any]:
     }
 
 
-def cpu_states() -> tuple[Any, ...]:
-    """Return the random states of the CPU, for `set_cpu_states`."""
-    return random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()
-
-
-def set_cpu_states(states: tuple[Any, ...]) -> None:
-    """Set the random states of the CPU."""
-    random.setstate(states[0])
-    np.random.set_state(states[1])
-    torch.default_generator.set_state(states[2])
-
-
 @contextmanager
 def kept_random_states() -> Iterator[None]:
     """Restore the random states of the CPU after the block."""
-    states = cpu_states()
+    states = random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()
     try:
         yield
     finally:
-        set_cpu_states(states)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.default_generator.set_state(states[2])
 
 
 Collate = Callable[[list[Any]], Any]

@@ -306,7 +306,8 @@ class TorchRunner(Runner):
         self.trial.on_iteration(self.module, iterations)
         self.step.follow()
         self.feed.follow()
-        self._draw_apart(iterations)
+        if self.segment.rank > 0:  # each worker draws its own numbers in the steps
+            reseed("train", self.segment.seed, iterations, self.segment.rank)
         components, over = list(self.components.values()), False
         for each in components:
             each.begin(iterations)
@@ -328,11 +329,6 @@ class TorchRunner(Runner):
             fields |= each.end()
         self._batch_report = BatchReport(**fields)
         return {f"train_{name}": mean for name, mean in means.reduce(self.gang).items()}
-
-    def _draw_apart(self, iterations: int) -> None:
-        """Let each worker draw its own random numbers in the steps of an iteration."""
-        if self.segment.rank > 0:
-            reseed("train", self.segment.seed, iterations, self.segment.rank)
 
     def _next_batch(self, sampler: GlobalBatchSampler) -> GlobalBatch:
         return sampler.next_shared(self.batching.batch_size, self.segment.num_workers, self.division.shares)

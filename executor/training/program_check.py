@@ -12,17 +12,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT, CheckpointRef
 from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault, brief, read_alike
+from rubberband.executor.training.check_workers import failure_of, gang_of, train_side_by_side
 from rubberband.executor.training.command_runner import CommandRunner
 from rubberband.executor.training.failures import TrainingEnded, TrialFailure
-from rubberband.executor.training.gang_check import LIMIT_S, difference, on_two_workers
-from rubberband.executor.training.run import make_runner
-from rubberband.executor.training.segment import Segment, SegmentFailure
+from rubberband.executor.training.run import make_runner, run_segment
+from rubberband.executor.training.segment import Segment, SegmentReport
 from rubberband.units import counted
 from rubberband.values.command import Booleans, ProgramCommand, switch_of, text_of
 
@@ -42,6 +43,12 @@ _LOOK_ON_S = 1.0
 """Least time for which later lines are looked at."""
 _UNTIL_SAVED = 4
 """Iterations until a program that prints its metrics has shown whether it saves before it prints."""
+_GANG_LIMIT_S = 60.0
+_SAME = 1e-3
+"""Relative difference of the metric that rounding may make in one iteration."""
+_NOISE = 3.0
+"""Times the difference between two runs on one worker that two workers may differ by."""
+_TWICE = 0.02
 
 
 class ProgramCheck:
@@ -126,7 +133,7 @@ class ProgramCheck:
             runner.part()
             return seen, checkpoint, saved
         finally:
-            _close(resources)
+            close_all(resources)
 
     def _iterated(self, runner: CommandRunner) -> Metrics:
         """Train the first iteration, and answer now and then what it waits for."""
@@ -187,7 +194,7 @@ class ProgramCheck:
                 with self._step("continue"), suppress(TrainingEnded):
                     found = runner.iterate(segment.until_iterations)
         finally:
-            _close(resources)
+            close_all(resources)
         if found and self._found.first_extra_s is not None:
             self._found.first_extra_s = max(0.0, self._found.seconds["continue"] - self._found.seconds["next"])
         if found and (remark := _of_restart(segment, seen, found, self._found.kind)) is not None:
@@ -201,15 +208,17 @@ class ProgramCheck:
             return
         saved, metric, remark = segment.from_iterations, segment.metric, None
         with self._step("gang"):
-            two = on_two_workers(self._entrypoint, segment, store)
-        if isinstance(two, SegmentFailure):
-            self._found.problems.append(TrialFault(line=f"gang: on two workers, {two.message}"))
+            train = partial(run_segment, self._entrypoint, store=store)
+            runs = train_side_by_side(train, gang_of(segment, 2), limit_s=_GANG_LIMIT_S)
+        if (failure := failure_of(runs)) is not None:
+            self._found.problems.append(TrialFault(line=f"gang: on two workers, {failure.message}"))
             return
-        if not two:
-            remark = f"a gang of two workers was not compared with one: it takes more than {LIMIT_S:g} s"
+        two = next((item.metrics for item in runs[0].items if isinstance(item, SegmentReport)), None)
+        if two is None:
+            remark = f"a gang of two workers was not compared with one: it takes more than {_GANG_LIMIT_S:g} s"
         else:
             before = seen[saved].get(metric) if 0 < saved < len(seen) else None
-            remark = difference(metric, one[metric], two[metric], before)
+            remark = _of_gang(metric, one[metric], two[metric], before)
         if remark is not None:
             self._found.remarks.append(remark)
             self._found.seconds.pop("gang")
@@ -256,7 +265,7 @@ class ProgramCheck:
         except TrialFailure as failure:
             return failure
         finally:
-            _close(resources)
+            close_all(resources)
         return None
 
     def _made(
@@ -370,6 +379,34 @@ def _of_restart(segment: Segment, seen: Sequence[Metrics], found: Metrics, kind:
     return None
 
 
+def _of_gang(metric: str, one: float, two: float, again: float | None) -> str | None:
+    """Return a remark if an iteration on two workers reports another metric than on one; None if it does not.
+
+    `again`: the metric of a second run on one worker, if there is one: it may differ by random draws.
+    """
+    noise = 0.0 if again is None else _relative(one, again)
+    if _relative(one, two) <= max(_SAME, _NOISE * noise):
+        return None
+    ratio = two / one if one else float("inf")
+    if abs(ratio - 2.0) < 2.0 * _TWICE or abs(ratio - 0.5) < 0.5 * _TWICE:
+        times = "twice" if ratio > 1.0 else "half"
+        return (
+            f"two workers report {metric}={two:.6g}, {times} what one reports from the same checkpoint ({one:.6g}): "
+            "average the metric over the workers, weighted by their samples, where it is added up or averaged once too "
+            "often (a Trainer of transformers needs average_tokens_across_devices=False)"
+        )
+    more = "" if noise <= _SAME else f", and a second run on one {again:.6g}"
+    return (
+        f"two workers report {metric}={two:.6g}, and one {one:.6g} from the same checkpoint{more}: divide the batch by "
+        "WORLD_SIZE, give each worker its own samples, and average the metric over the workers; or set "
+        "resources.gpus_per_trial.max to 1"
+    )
+
+
+def _relative(one: float, other: float) -> float:
+    return abs(one - other) / max(abs(one), abs(other), 1e-12)
+
+
 def _files(folder: Path) -> dict[str, int]:
     """Return path -> time of change of the files in a folder, without hidden ones; nothing where there are many."""
     found: dict[str, int] = {}
@@ -384,7 +421,8 @@ def _files(folder: Path) -> dict[str, int]:
     return found
 
 
-def _close(resources: list[Any]) -> None:
+def close_all(resources: list[Any]) -> None:
+    """Close resources, the latest first, whatever fails."""
     while resources:
         with suppress(Exception):
             resources.pop().close()

@@ -269,7 +269,7 @@ class SharedBuffers:
 # the workers, each counted by its samples; so they are the same whatever the shares, up to the noise of smaller
 # batches.
 
-_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def least_samples(module: nn.Module) -> int:
@@ -284,7 +284,7 @@ def statistics_in(module: nn.Module) -> list[Tensor]:
 
 
 def _statistics(norm: _BatchNorm) -> list[Tensor]:
-    return [value for name in _STATISTICS if (value := getattr(norm, name)) is not None]
+    return [value for name in STATISTICS if (value := getattr(norm, name)) is not None]
 
 
 @contextmanager
@@ -448,12 +448,8 @@ def check_same_weights(gang: Gang, named: Mapping[str, Tensor]) -> None:
             own_bits, own_norm = digest.get(name, (None, float("nan")))
             is_near = not is_uniform and abs(own_norm - norm) <= _TOLERANCE * abs(norm)
             if own_bits != bits and not is_near:
-                raise refused(differs(name, f"worker 0 (norm {norm:.9g})", f"worker {rank} ({own_norm:.9g})"))
-
-
-def differs(name: str, one: str, other: str) -> str:
-    """Return the line of weights that drift apart, with the fix."""
-    return (
-        f"{name} differs between {one} and {other}; change weights in the same way on every worker: no "
-        "random draws in on_step() or the optimizer, nothing that depends on the rank or on evaluate()"
-    )
+                raise refused(
+                    f"{name} differs between worker 0 (norm {norm:.9g}) and worker {rank} ({own_norm:.9g}); change "
+                    "weights in the same way on every worker: no random draws in on_step() or the optimizer, nothing "
+                    "that depends on the rank or on evaluate()"
+                )

@@ -30,11 +30,12 @@ def check(
     """Try one iteration; nothing is rented. FILE may also be a script or a command line.
 
     Imports the entry point, trains one iteration of one configuration, saves a checkpoint, restores it in a new trial,
-    and trains one more iteration if that takes only seconds. The first iteration of a program is tried with the extreme
-    values of each range, each choice, and true and false too; --quick leaves these out. A script such as train.py, or a
-    command line in quotes, is checked with the experiment that `rubberband init` writes for it. Reports the metrics,
-    the size of the checkpoint and the time of each step. The trial runs on this machine, in a process of its own,
-    without Ray. Exit code 1: there are problems; each is printed with its fix.
+    and trains one more iteration if that takes only seconds. A TorchTrial trains two short iterations with a restart
+    between them and without, and on two workers if it may get several GPUs. The first iteration of a program is tried
+    with the extreme values of each range, each choice, and true and false too; --quick leaves these out. A script such
+    as train.py, or a command line in quotes, is checked with the experiment that `rubberband init` writes for it.
+    Reports the metrics, the size of the checkpoint and the time of each step. The trial runs on this machine, in a
+    process of its own, without Ray. Exit code 1: there are problems; each is printed with its fix.
     """
     from rubberband.running.check import check_experiment
     from rubberband.running.program_options import is_program
@@ -94,6 +95,8 @@ def _lines(report: CheckReport) -> Iterator[str]:
         yield f"checkpoint     {size}{restored}{went_on}"
     if trial.to_try:
         yield f"values         {trial.tried} of {trial.to_try} tried: extremes, each choice, and each true and false"
+    if _succeeded(report, "restart"):
+        yield f"restart        a fresh process goes on from a checkpoint alike, compared in {seconds['restart']:.2f} s"
     if _succeeded(report, "gang"):
         yield f"gang           two workers train what one trains, compared in {seconds['gang']:.2f} s"
 

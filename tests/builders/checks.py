@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rubberband.executor import Entrypoint, Segment
 from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault
 from rubberband.executor.training.checking import StepwiseCheck
+from rubberband.executor.training.comparing import Comparison
+from tests.builders import segments, trials
+
+SEGMENT = replace(segments.SEGMENT, max_iterations=6)
 
 
 def checked_here(
@@ -31,3 +37,15 @@ def _found(order: CheckOrder) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(answers.getvalue().splitlines()[-1])
     assert found["is_finished"]
     return found
+
+
+def compared(name: str, *, is_gang: bool, segment: Segment = SEGMENT) -> tuple[list[str], list[str]]:
+    """What is wrong with a trial of `tests.builders.trials` after a restart or on a gang, and the remarks."""
+    entrypoint = Entrypoint.parse(name, [trials.FOLDER, Path.cwd()])
+    entrypoint.load()
+    comparison = Comparison(entrypoint, segment, is_gang=is_gang)
+    try:
+        found, remarks = comparison.run()
+    finally:
+        comparison.close()
+    return [each.line for each in found], remarks

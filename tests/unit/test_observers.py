@@ -217,7 +217,6 @@ ELSEWHERE = {
     "TrialCheck": "a record",
     "ProgramCheck": "is of another process",
     "StepwiseCheck": "is in a process of its own",
-    "_Observer": "is in a process of its own",
     "CudaTimer": "needs a GPU",
     "CudaLapClock": "needs a GPU",
     "Callback": "does nothing; the others are in TRACKED",

@@ -1,7 +1,8 @@
-"""Trials that keep something in plain attributes while they train."""
+"""Trials that keep something while they train that a checkpoint may lack, and some whose checkpoint has it all."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -60,23 +61,6 @@ class Buffered(Base):
     counts = "buffer"
 
 
-class Best(Base):
-    best = 1e9
-
-    def evaluate(self, model: Any, loader: Any) -> Any:
-        found = dict(super().evaluate(model, loader))
-        self.best = min(self.best, found["loss"])
-        return {**found, "best": self.best}
-
-
-class Kept(Best):
-    def state_dict(self) -> Any:
-        return {"best": self.best}
-
-    def load_state_dict(self, state: Any) -> None:
-        self.best = state["best"]
-
-
 class Derived(Base):
     """What each iteration sets anew."""
 
@@ -110,15 +94,6 @@ class Schedule(InAttribute):
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 0.9**done)
 
 
-class Scaler(InAttribute):
-    def keep(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-        return torch.amp.GradScaler("cpu")
-
-    def on_step(self, model: nn.Module, step: int, batch_size: int) -> None:
-        self.kept.scale(torch.ones(1))
-        self.kept._growth_tracker += 1
-
-
 class Generating(InAttribute):
     def keep(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
         return torch.Generator().manual_seed(0)
@@ -126,31 +101,6 @@ class Generating(InAttribute):
     def loss(self, model: Any, batch: Any) -> torch.Tensor:
         noise = torch.rand(batch[0].shape, generator=self.kept)
         return super().loss(model, [batch[0] + 0.01 * noise, batch[1]])
-
-
-class Averaged(InAttribute):
-    def keep(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-        return torch.optim.swa_utils.AveragedModel(model)
-
-    def on_step(self, model: nn.Module, step: int, batch_size: int) -> None:
-        self.kept.update_parameters(model)
-
-
-class ShadowWeights:
-    def __init__(self, model: nn.Module) -> None:
-        self.shadow = {name: each.detach().clone() for name, each in model.named_parameters()}
-
-    def update(self, model: nn.Module) -> None:
-        for name, each in model.named_parameters():
-            self.shadow[name].lerp_(each.detach(), 0.1)
-
-
-class Shadow(InAttribute):
-    def keep(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-        return ShadowWeights(model)
-
-    def on_step(self, model: nn.Module, step: int, batch_size: int) -> None:
-        self.kept.update(model)
 
 
 class KeptSchedule(Schedule):
@@ -201,3 +151,19 @@ class Augmented(Base):
 
 class Reseeded(Augmented):
     reseeds = True
+
+
+class Ordered(Base):
+    """Numbers its words in the order of a set."""
+
+    def train_dataset(self, config: Any) -> Any:
+        numbers = {word: number for number, word in enumerate({f"word {number}" for number in range(64)})}
+        x = torch.tensor([[float(numbers[f"word {number}"])] * 4 for number in range(64)]) / 64
+        return TensorDataset(x, x.sum(1, keepdim=True) * torch.linspace(0, 1, 64)[:, None])
+
+
+class Clocked(Base):
+    """Scales its loss by the clock."""
+
+    def loss(self, model: Any, batch: Any) -> torch.Tensor:
+        return super().loss(model, batch) * (1 + time.perf_counter() % 1)
