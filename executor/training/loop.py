@@ -413,6 +413,7 @@ class TorchRunner(Runner):
             return
         for each in reversed(self.components.values()):
             each.close()
+        del each  # it refers to the model
         self._host_copy.close()
         wrapped = weakref.ref(self.step.wrapped)
         self.step.close()
