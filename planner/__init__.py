@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from rubberband.planner.exact.solver import Box, Objective
     from rubberband.planner.hyperband import sample_lanes
     from rubberband.planner.noise.sampling import Draws, varies, without_noise
-    from rubberband.planner.planning import Point, plan
+    from rubberband.planner.planning import Point, Replanned, plan, replan
     from rubberband.planner.problem import Batch, BracketGroup, Infeasible, JobPlan, Problem, up_s, up_usd
-    from rubberband.planner.replanning import Replanned, replan
     from rubberband.planner.reserve import SHORTEST_REACH_S, Reserve
     from rubberband.planner.search import keeps, meets
 
@@ -83,9 +82,8 @@ _MODULES = {
     "exact.solver": "Box Objective",
     "hyperband": "sample_lanes",
     "noise.sampling": "Draws varies without_noise",
-    "planning": "Point plan",
+    "planning": "Point Replanned plan replan",
     "problem": "Batch BracketGroup Infeasible JobPlan Problem up_s up_usd",
-    "replanning": "Replanned replan",
     "reserve": "SHORTEST_REACH_S Reserve",
     "search": "keeps meets",
 }

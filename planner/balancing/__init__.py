@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rubberband.planner.balancing.line_balancer import LineBalancer
+from rubberband.planner.balancing.measured import LineBalancer
 from rubberband.planner.balancing.paper import PaperCpuBalancer, PaperGpuBalancer
 from rubberband.planner.balancing.shares import Balancer, Line, Look, ShareLimits, even_shares, scale_shares
 from rubberband.planner.balancing.speed_balancer import SpeedBalancer

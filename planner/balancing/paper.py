@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from rubberband.planner.balancing.line_balancer import LineBalancer
+from rubberband.planner.balancing.measured import LineBalancer
 from rubberband.planner.balancing.shares import Look, Remembering, ShareLimits, held, keeps, proportional_shares
 from rubberband.planner.balancing.speed_balancer import (
     LEAST,

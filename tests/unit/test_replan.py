@@ -9,7 +9,7 @@ import pytest
 
 from rubberband.errors import InputError
 from rubberband.planner.exact.solver import Objective
-from rubberband.planner.replanning import Replanned, replan
+from rubberband.planner.planning import Replanned, replan
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Speeds, Stage, StagePlan
 from rubberband.values.profile import Profile

@@ -45,7 +45,7 @@ from rubberband.executor.training.goodput.agent import BatchAgent
 from rubberband.executor.training.loop import StepCounter
 from rubberband.executor.training.options import Precision
 from rubberband.executor.training.sampler import FixedBatching
-from rubberband.planner.balancing import Line, Look, line_balancer, measured, paper, speed_balancer
+from rubberband.planner.balancing import Line, Look, measured, paper, speed_balancer
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits
 from tests.builders import segments, walk
 from tests.builders.balancing import even_limits
@@ -436,10 +436,10 @@ EXAMPLES: dict[str, Example] = {
     "executor.training.sampler.GlobalBatchSampler": Example(
         lambda: GlobalBatchSampler(20, 3), _draw, steps=13, anew=("_order",)
     ),
-    "planner.balancing.line_balancer.LineBalancer": Example(
-        lambda: line_balancer.LineBalancer(3), _balance, anew=_MEASURED, settings=("num_workers",)
+    "planner.balancing.measured.LineBalancer": Example(
+        lambda: measured.LineBalancer(3), _balance, anew=_MEASURED, settings=("num_workers",)
     ),
-    "planner.balancing.line_balancer.LineFit": Example(lambda: line_balancer.LineFit(3), _fit, steps=40),
+    "planner.balancing.measured.LineFit": Example(lambda: measured.LineFit(3), _fit, steps=40),
     "planner.balancing.measured.WorkerTimes": Example(measured.WorkerTimes, _time),
     "planner.balancing.paper.Algorithm2": Example(
         lambda: paper.Algorithm2(3),
