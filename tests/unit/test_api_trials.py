@@ -15,7 +15,7 @@ from rubberband.api.store.schema import SCOPES
 from rubberband.executor import CheckpointRef, make_store, trial_files
 from rubberband.executor.checkpoints.folders import pack
 from rubberband.executor.logs.pages import page
-from rubberband.executor.result.result import SavedCheckpoint
+from rubberband.executor.result.result import KeptCheckpoint
 from rubberband.states import ExperimentState
 from tests.builders.fake_runs import FakeService, fake_service
 from tests.builders.results import FAULTS, a_result, cut_short
@@ -62,7 +62,7 @@ def with_checkpoints(service: FakeService, *refs: CheckpointRef) -> None:
     """Give trial 0 checkpoints, the latest first."""
     result = a_result()
     kept = (
-        SavedCheckpoint(checkpoint=ref, iterations=len(refs) - place, saved_s=10.0 * (len(refs) - place))
+        KeptCheckpoint(checkpoint=ref, iterations=len(refs) - place, saved_s=10.0 * (len(refs) - place))
         for place, ref in enumerate(refs)
     )
     first = dataclasses.replace(result.trials[0], checkpoint=refs[0] if refs else None, checkpoints=tuple(kept))

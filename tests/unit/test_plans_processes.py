@@ -15,7 +15,7 @@ import pytest
 from rubberband.api.body import read_experiment
 from rubberband.api.plans import pool
 from rubberband.api.plans.pool import Turns
-from rubberband.api.plans.previews import Known, Memory, PlanAnswer, Plans, Preview, PreviewOptions
+from rubberband.api.plans.previews import KnownRequest, Memory, PlanAnswer, Plans, Preview, PreviewOptions
 from rubberband.api.problems import INVALID, MALFORMED, MEDIA, TOO_LONG, UNAVAILABLE, HttpProblem, Kind
 from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.api.store import open_store
@@ -273,19 +273,19 @@ def answer(id: str, size: int = 10) -> PlanAnswer:
 def test_a_request_is_recalled_by_what_it_asks() -> None:
     memory = Memory(100, 10)
     memory.keep_answer(answer("a"))
-    memory.keep_request("first", Known(meaning="a"))
-    memory.keep_request("second", Known(meaning="a"))
+    memory.keep_request("first", KnownRequest(meaning="a"))
+    memory.keep_request("second", KnownRequest(meaning="a"))
     assert memory.recall("first", 0.0) == memory.recall("second", 0.0) == memory.answer("a") == answer("a")
     assert memory.recall("third", 0.0) is None
     problem = HttpProblem(INVALID, "name: is required; add it")
-    memory.keep_request("wrong", Known(meaning=problem))
+    memory.keep_request("wrong", KnownRequest(meaning=problem))
     assert memory.recall("wrong", 0.0) is problem
 
 
 def test_an_expired_answer_is_asked_for_again() -> None:
     memory = Memory(100, 10)
     memory.keep_answer(answer("a"))
-    memory.keep_request("first", Known(meaning="a", until=11.0))
+    memory.keep_request("first", KnownRequest(meaning="a", until=11.0))
     assert memory.recall("first", 10.5) == answer("a")
     assert memory.recall("first", 11.0) is None
     assert memory.answer("a") == answer("a")
@@ -308,7 +308,7 @@ def test_requests_are_forgotten_without_their_answers() -> None:
     memory = Memory(100, 2)
     memory.keep_answer(answer("a"))
     for request in ("first", "second", "third"):
-        memory.keep_request(request, Known(meaning="a"))
+        memory.keep_request(request, KnownRequest(meaning="a"))
     assert [memory.recall(request, 0.0) is None for request in ("first", "second", "third")] == [True, False, False]
 
 
