@@ -1,4 +1,4 @@
-"""How routes answer: in JSON, errors as problems, repeated requests once; and the OpenAPI document of it all.
+"""How routes read and answer: in JSON, errors as problems, repeated requests once; and the OpenAPI document of it all.
 
 The document is that of FastAPI, with problems, tokens and the schema of experiments. Queries that it does not name are
 refused (see `only_documented`).
@@ -11,22 +11,24 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import yaml
-from fastapi import FastAPI, Header, Request
+from fastapi import Depends, FastAPI, Header, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 import rubberband
 from rubberband.api import problems
+from rubberband.api.body import JSON_TYPE, json_object
 from rubberband.api.problems import (
     INVALID,
     KEY_BUSY,
     KEY_REUSED,
+    MEDIA,
     MEDIA_TYPE,
     HttpProblem,
     Kind,
@@ -55,6 +57,38 @@ def invalid(errors: Sequence[Any], *place: str) -> HttpProblem:
     where = ".".join(first["loc"][1:]) or first["loc"][0]
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     return HttpProblem(INVALID, f"{shown(where)}: {first['message']}{more}", errors=faults[:_MOST_FAULTS])
+
+
+def require_json(media_type: str) -> None:
+    """Raise Problem MEDIA for any other type of content."""
+    if media_type.partition(";")[0].strip().lower() != JSON_TYPE:
+        raise HttpProblem(MEDIA, f"Content-Type {shown(media_type)} is not supported; send {JSON_TYPE}")
+
+
+_Asked = TypeVar("_Asked", bound=BaseModel)
+
+
+def read_object(kind: type[_Asked], body: bytes, what: str) -> _Asked:
+    """Parse the JSON object in a request's body; `what` it is, for problems. Raises Problem MALFORMED or INVALID."""
+    words = json_object(body, what)
+    try:
+        return kind.model_validate(words)
+    except ValidationError as error:
+        raise invalid(error.errors(), "body") from None
+
+
+async def body_of(request: Request) -> bytes:
+    """Dependency: the raw body."""
+    return await request.body()
+
+
+Body = Annotated[bytes, Depends(body_of)]
+
+
+def json_body(model: type[BaseModel], examples: dict[str, Any]) -> dict[str, Any]:
+    """Return the `openapi_extra` of a route whose body is read as JSON."""
+    content = {"application/json": {"schema": model.model_json_schema(), "examples": examples}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 HEAD = "rubberband.head"

@@ -1,4 +1,4 @@
-"""`/v1/experiments`: submit, list and show experiments and their parts, and act on them."""
+"""`/v1/experiments`: submit, list and show experiments and their parts, act on them, label and delete them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from rubberband.api.body import JSON_TYPE, json_object, read_experiment, require_allowed
+from rubberband.api.body import read_experiment, require_allowed
 from rubberband.api.experiments.admission import OvertakenError, planned_of
 from rubberband.api.plans.previews import PlanAnswer, PreviewOptions
 from rubberband.api.problems import (
@@ -27,6 +27,7 @@ from rubberband.api.problems import (
     MEDIA_TYPE,
     NAME_TAKEN,
     NOT_FOUND,
+    NOTE_CHANGED,
     PROFILE_MISSING,
     PROVIDER,
     REFUSED,
@@ -35,17 +36,20 @@ from rubberband.api.problems import (
     HttpProblem,
     Kind,
 )
-from rubberband.api.routes import Known, Reader, Service, Serving, Submitter, caller_of
+from rubberband.api.routes import Known, Reader, Service, Serving, Submitter, caller_of, checked_name
 from rubberband.api.routes.answers import (
     EXPERIMENT_BODY,
+    Body,
     IdempotencyKey,
     asked,
     example,
-    invalid,
     json_answer,
+    json_body,
     once,
     only_documented,
+    read_object,
     refusals,
+    require_json,
 )
 from rubberband.api.store.schema import Principal
 from rubberband.client import models
@@ -55,7 +59,7 @@ from rubberband.spec.fields import Usd
 from rubberband.states import ExperimentState
 from rubberband.units import shown
 from rubberband.values.plan import Policy
-from rubberband.values.submission import Submission
+from rubberband.values.submission import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS, LabelChange, Submission
 from rubberband.views import experiment as views_json
 
 _SUBMISSION_TRIES = 5
@@ -97,23 +101,7 @@ def read_limits(body: bytes, media_type: str) -> ExtendBody:
     return limits
 
 
-def require_json(media_type: str) -> None:
-    """Raise Problem MEDIA for any other type of content."""
-    if media_type.partition(";")[0].strip().lower() != JSON_TYPE:
-        raise HttpProblem(MEDIA, f"Content-Type {shown(media_type)} is not supported; send {JSON_TYPE}")
-
-
-_Asked = TypeVar("_Asked", bound=BaseModel)
 _Route = TypeVar("_Route", bound=Callable[..., Response | Awaitable[Response]])
-
-
-def read_object(kind: type[_Asked], body: bytes, what: str) -> _Asked:
-    """Parse the JSON object in a request's body; `what` it is, for problems. Raises Problem MALFORMED or INVALID."""
-    words = json_object(body, what)
-    try:
-        return kind.model_validate(words)
-    except ValidationError as error:
-        raise invalid(error.errors(), "body") from None
 
 
 router = APIRouter(tags=["experiments"], prefix="/v1/experiments", dependencies=[Depends(only_documented)])
@@ -128,12 +116,6 @@ REPLAYED_HEADER = {
 }
 
 
-async def body_of(request: Request) -> bytes:
-    """Dependency: the raw body."""
-    return await request.body()
-
-
-Body = Annotated[bytes, Depends(body_of)]
 SeenPlan = Annotated[
     str | None, Query(max_length=200, description="Id of the preview that the caller saw; it is recorded.")
 ]
@@ -315,12 +297,6 @@ def action(
         },
         **more,
     )
-
-
-def json_body(model: type[BaseModel], examples: dict[str, Any]) -> dict[str, Any]:
-    """Return the `openapi_extra` of a route whose body is read as JSON."""
-    content = {"application/json": {"schema": model.model_json_schema(), "examples": examples}}
-    return {"requestBody": {"required": True, "content": content}}
 
 
 @action(
@@ -531,3 +507,83 @@ def begun(service: Service, experiment: Submission) -> Result:
         state = experiment.state.value
         raise HttpProblem(CONFLICT, f"experiment {experiment.name!r} is {state}: there is nothing to report yet; wait")
     return result
+
+
+# Labels of an experiment, and its end.
+
+_Tags = Annotated[
+    tuple[str, ...],
+    Field(max_length=100, strict=False, description=f"Each of up to {LONGEST_TAG} letters, digits and - _ . : / @."),
+]
+
+
+class LabelBody(BaseModel):
+    """Change of an experiment's labels. Values that are left out stay."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    add_tags: _Tags = Field(default=(), description=f"An experiment has up to {MOST_TAGS}.")
+    remove_tags: _Tags = ()
+    note: str | None = Field(default=None, description=f"Up to {LONGEST_NOTE} characters; empty removes it.")
+    note_before: str | None = Field(default=None, description="The note is replaced only if it is this one.")
+    archived: bool | None = Field(default=None, description="Lists leave it out once it does not run.")
+
+
+@router.patch(
+    "/{name}",
+    summary="Label an experiment",
+    operation_id="labelExperiment",
+    response_model=models.ExperimentView,
+    openapi_extra=json_body(
+        LabelBody,
+        {
+            "tags": {"summary": "Other tags", "value": {"add_tags": ["vision"], "remove_tags": ["old"]}},
+            "note": {"summary": "A note", "value": {"note": "The baseline of the paper.", "note_before": ""}},
+            "archive": {"summary": "Archive it", "value": {"archived": True}},
+        },
+    ),
+    responses={200: example("The experiment.", "experiment"), **refusals(NOT_FOUND, MEDIA, INVALID, NOTE_CHANGED)},
+)
+async def label(request: Request, service: Serving, _: Submitter, experiment: Known, body: Body) -> Response:
+    """Tags, note and archive help people to find it; nothing else reads them. Repeating a request changes nothing."""
+    require_json(request.headers.get("content-type", ""))
+    words = read_object(LabelBody, body, "labels; send an object: add_tags, remove_tags, note, note_before, archived")
+    if not words.model_fields_set:
+        raise HttpProblem(INVALID, "nothing to change; give add_tags, remove_tags, note or archived")
+    change = LabelChange(**words.model_dump())
+    found = await run_in_threadpool(service.runs.care.label, experiment.name, change)
+    return json_answer(views_json.experiment_view(found))
+
+
+@router.delete(
+    "/{name}",
+    summary="Delete an experiment",
+    operation_id="deleteExperiment",
+    response_model=models.RemovalView,
+    responses={
+        200: example("It is deleted; with `dry_run`, what would be.", "removal") | {"headers": REPLAYED_HEADER},
+        **refusals(NOT_FOUND, CONFLICT, *KEYED),
+    },
+)
+async def delete(
+    request: Request,
+    service: Serving,
+    principal: Submitter,
+    name: Annotated[str, Depends(checked_name)],
+    key: IdempotencyKey = None,
+    dry_run: Annotated[bool, Query(description="Only show what would be deleted.")] = False,
+) -> Response:
+    """Deletes the journal, the logs and the checkpoints in the service's home, of one that has ended.
+
+    Checkpoints in a bucket stay, and its cost counts on in the month's caps.
+    """
+    care = service.runs.care
+    if dry_run:
+        going = await run_in_threadpool(care.removal, name)
+        return json_answer(views_json.removal_view(going, is_deleted=False))
+
+    async def act() -> Response:
+        gone = await run_in_threadpool(care.delete, name)
+        return json_answer(views_json.removal_view(gone, is_deleted=True))
+
+    return await once(service.store, service.settings.clock, asked(request, principal, key), act)

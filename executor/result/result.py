@@ -416,7 +416,7 @@ class Result:
         Trials that were stopped early are pruned ones, and reports are intermediate values by iterations. Raises
         InputError without Optuna, or if the storage cannot be written or has a study of this name.
         """
-        from rubberband.executor.result.study import to_study
+        from rubberband.executor.result.rows import to_study
 
         return to_study(self, storage)
 
