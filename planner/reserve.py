@@ -1,7 +1,7 @@
 """The money that a plan leaves beside its cost, so that a run carries it out to its end.
 
 A run starts an instance only where max_cost covers the whole fleet at the highest price until trials train on it, and
-stops while there is still money to release what it holds (`rubberband.executor.core.spending`). A plan that leaves less
+stops while there is still money to release what it holds (`rubberband.executor.core.bill`). A plan that leaves less
 would wait for instances, or be stopped just before its end.
 """
 

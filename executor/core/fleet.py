@@ -10,10 +10,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from rubberband.executor.core.events import Recall
-from rubberband.executor.core.spending import RunSpending
 from rubberband.values.plan import Market
+
+if TYPE_CHECKING:
+    from rubberband.executor.core.bill import RunSpending
 
 
 class InstanceStatus(StrEnum):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from rubberband.executor.core import bill
+from rubberband.executor.core.bill import RunSpending
 from rubberband.executor.core.events import FailureKind
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.job import Job
-from rubberband.executor.core.spending import RunSpending
 from rubberband.executor.core.state import GroupState, Phase, State, TrialState
 from rubberband.units import MONEY_SLACK_USD, counted, format_usd
 
