@@ -31,11 +31,10 @@ _MODULES = {
     "core.state": "GangRun Phase StageRecord State TrialReport TrialStatus",
     "core.trials": "best_trial is_result",
     "journal.folder": "ExperimentFolder Stamp folders open_folder stamp_of",
-    "journal.hosting": (
-        "Ending HostMark HostedRun holding is_hosted read_ending read_mark read_order write_ending write_mark "
-        "write_order"
+    "journal.inbox": (
+        "DriverRequest Ending HostMark HostedRun Inbox POLL_S RequestQueue Requests behind by_age checked_id "
+        "holding is_hosted read_ending read_mark read_order write_ending write_mark write_order"
     ),
-    "journal.inbox": "DriverRequest Inbox POLL_S RequestQueue Requests behind by_age checked_id",
     "journal.journal": (
         "begin_journal EventLog Header Journal UnknownWordsError decode_event decode_job encode_event encode_job "
         "from_elsewhere journalled sqlite_url written_by"
@@ -83,7 +82,6 @@ _MODULES = {
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 _PARTS = (
     "core.extending",
-    "journal.hosting",
     "journal.inbox",
     "logs.pages",
     "ray.attempt",

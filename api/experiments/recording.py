@@ -17,7 +17,7 @@ from rubberband.api.store.schema import Entry, TakenIn
 from rubberband.errors import DamagedJournalError, InputError, JournalError, RubberbandError
 from rubberband.executor.core.events import Event
 from rubberband.executor.journal.folder import ExperimentFolder, Stamp, folders, read_labels, stamp_of
-from rubberband.executor.journal.hosting import Ending, HostMark, read_ending, read_mark
+from rubberband.executor.journal.inbox import Ending, HostMark, read_ending, read_mark
 from rubberband.executor.journal.journal import Header, encode_event
 from rubberband.executor.run.follower import (
     JournalFollower,

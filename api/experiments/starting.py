@@ -20,8 +20,7 @@ from rubberband.api.store import Store
 from rubberband.api.store.holding import elsewhere
 from rubberband.errors import InputError, JournalError, RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.hosting import HostedRun, holding, read_ending, read_mark, write_order
-from rubberband.executor.journal.inbox import Inbox
+from rubberband.executor.journal.inbox import HostedRun, Inbox, holding, read_ending, read_mark, write_order
 from rubberband.executor.run.follower import JournalFollower, outcome_of
 from rubberband.executor.run.notices import SERVICE_VARIABLE
 from rubberband.spec.experiment import Experiment

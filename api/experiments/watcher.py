@@ -21,8 +21,7 @@ from rubberband.api.settings import Settings
 from rubberband.api.store import Store
 from rubberband.errors import JournalError
 from rubberband.executor.journal.folder import ExperimentFolder, Stamp, stamp_of
-from rubberband.executor.journal.hosting import HostedRun
-from rubberband.executor.journal.inbox import DriverRequest, Inbox
+from rubberband.executor.journal.inbox import DriverRequest, HostedRun, Inbox
 from rubberband.executor.run.follower import JournalFollower, at_work
 from rubberband.executor.run.notices import notice_refusal
 from rubberband.states import AT_WORK, ExperimentState

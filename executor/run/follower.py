@@ -29,8 +29,7 @@ from rubberband.executor.core.limits import fails_to_start
 from rubberband.executor.core.state import Phase, State
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.hosting import is_hosted
-from rubberband.executor.journal.inbox import Inbox, asked_limits
+from rubberband.executor.journal.inbox import Inbox, asked_limits, is_hosted
 from rubberband.executor.journal.journal import (
     Header,
     Journal,

@@ -14,8 +14,7 @@ import rubberband
 from rubberband.client.models import ExperimentDetail, ExperimentView, ExtensionView
 from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder, folders, open_folder, read_labels, stamp_of
-from rubberband.executor.journal.hosting import pool_of
-from rubberband.executor.journal.inbox import DriverRequest, Inbox
+from rubberband.executor.journal.inbox import DriverRequest, Inbox, pool_of
 from rubberband.executor.logs.pages import PrintedLine, page, trial_files
 from rubberband.executor.run.follower import JournalFollower, at_work, explaining, outcome_of
 from rubberband.files import write_atomically

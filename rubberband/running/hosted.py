@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from rubberband.errors import Cancelled, InputError, JournalError, RubberbandError, StoreAwayError
 from rubberband.executor.journal.database import PATIENCE_S, was_lost
 from rubberband.executor.journal.folder import ExperimentFolder, open_folder
-from rubberband.executor.journal.hosting import (
+from rubberband.executor.journal.inbox import (
     Ending,
     HostedRun,
     HostMark,

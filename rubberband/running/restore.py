@@ -20,7 +20,7 @@ from rubberband.api.store import Store, open_store
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.journal.database import first_line
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.hosting import is_hosted
+from rubberband.executor.journal.inbox import is_hosted
 from rubberband.executor.journal.journal import sqlite_url
 from rubberband.files import EXCLUSIVE, SHARED, locked, make_directories, require_home, sync_directory, try_lock
 from rubberband.installation import RESTORING

@@ -29,7 +29,6 @@ from rubberband.executor import (
     Result,
     RunSpec,
     checkpoint,
-    hosting,
     inbox,
     pages,
     runner,
@@ -90,10 +89,10 @@ def _in_folder(write: Callable[..., object], read: Callable[..., Any]) -> Callab
 
 def _mark(value: Any, folder: Path) -> Any:
     at = ExperimentFolder(home=folder, name="one")
-    with hosting.holding(at) as lock:
-        hosting.write_mark(lock, filled(hosting.HostMark, waits_for="a longer one before" * 9))
-        hosting.write_mark(lock, value)
-    return hosting.read_mark(at)
+    with inbox.holding(at) as lock:
+        inbox.write_mark(lock, filled(inbox.HostMark, waits_for="a longer one before" * 9))
+        inbox.write_mark(lock, value)
+    return inbox.read_mark(at)
 
 
 def _intent(value: Any, folder: Path) -> Any:
@@ -244,14 +243,14 @@ RECORDS: dict[str, tuple[Callable[[], Any], Callable[[Any, Path], Any]]] = {
         _in_file(lambda path, value: instance.save(path, value, 5.0), instance.load),
     ),
     "executor.checkpoints.folders.pack": (lambda: {"a": b"", "b": b"\x00" * 70_000, "c.txt": b"text"}, _packed),
-    "executor.journal.hosting.write_ending": (
-        lambda: filled(hosting.Ending),
-        _in_folder(hosting.write_ending, hosting.read_ending),
+    "executor.journal.inbox.write_ending": (
+        lambda: filled(inbox.Ending),
+        _in_folder(inbox.write_ending, inbox.read_ending),
     ),
-    "executor.journal.hosting.write_mark": (lambda: filled(hosting.HostMark), _mark),
-    "executor.journal.hosting.write_order": (
-        lambda: filled(hosting.HostedRun, store=None),
-        _in_folder(hosting.write_order, hosting.read_order),
+    "executor.journal.inbox.write_mark": (lambda: filled(inbox.HostMark), _mark),
+    "executor.journal.inbox.write_order": (
+        lambda: filled(inbox.HostedRun, store=None),
+        _in_folder(inbox.write_order, inbox.read_order),
     ),
     "executor.journal.inbox.DriverRequest": (lambda: filled(inbox.DriverRequest, kind="cancel", id="a-1"), _requested),
     "executor.journal.journal.encode_job": (
