@@ -16,15 +16,19 @@ from rubberband.running.run import RunOptions, run_experiment
 from rubberband.values.plan import Policy
 
 
+def ran(experiment: Experiment, home: Path, policy: Policy = "optimal") -> Result:
+    """Run an experiment on this machine, whose trials are beside this file. Raises RubberbandError if it fails."""
+    options = RunOptions(search_path=(str(Path(__file__).parent),), check=False, policy=policy)
+    result = run_experiment(experiment, open_folder(experiment.name, home), options)
+    if result.outcome != "done":
+        raise RubberbandError(f"{experiment.name}: {result.outcome}, {result.reason}")
+    return result
+
+
 def run(name: str, policy: Policy, **words: Any) -> Result:
     """Run sleeping trials on local instances."""
     with tempfile.TemporaryDirectory() as home:
-        experiment = Experiment(version=1, name=name, **words)
-        options = RunOptions(search_path=(str(Path(__file__).parent),), check=False, policy=policy)
-        result = run_experiment(experiment, open_folder(name, Path(home)), options)
-    if result.outcome != "done":
-        raise RubberbandError(f"{name}: {result.outcome}, {result.reason}")
-    return result
+        return ran(Experiment(version=1, name=name, **words), Path(home), policy)
 
 
 SIZES = (1, 2, 4)

@@ -10,41 +10,184 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial, update_wrapper
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial, update_wrapper
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measured_models import HOUR_S, LARGEST, SMALL, figure_1, figure_2, figure_3, figure_9, model
-from pool_runs import (
-    FAIRER,
-    OPTIMUS,
-    OURS,
-    POLICIES,
-    THEIRS,
-    TIRESIAS,
-    UNFAIR,
-    Call,
-    ahead,
-    call,
-    contended,
-    lives,
-    mean,
-    mean_h,
-    outcome,
-    phases,
-    workloads,
-)
+from measured_models import HOUR_S, LARGEST, POOL, SMALL, figure_1, figure_2, figure_3, figure_9, model, models, worth
 from rows import Found, Part, Statement, Table, listed, percent, series, show, verdict
-from tuning import table_3, table_3_measured
-from tuning_runs import table_3_runs
+from tuning import table_3, table_3_measured, table_3_runs
 
 from rubberband.planner.goodput import choose
 from rubberband.planner.goodput.fit import fit
-from rubberband.planner.sharing.jobs import RESIZE_S
-from rubberband.planner.sharing.simulation import INTERVAL_S
+from rubberband.planner.sharing import Allocations, Capacity, Counting, Demand, Policy, make_policy
+from rubberband.planner.sharing.jobs import RESIZE_S, TracedJob
+from rubberband.planner.sharing.simulation import INTERVAL_S, Outcome, simulate
+from rubberband.planning.simulating import ELASTICITY, read_traces
 from rubberband.values.adaptive import BatchPoint
+
+OURS, THEIRS, OPTIMUS, TIRESIAS = "default", "Pollux (p = -1)", "Optimus+Oracle+TunedJobs", "Tiresias+TunedJobs"
+UNFAIR, FAIRER = "Pollux (p = +1)", "Pollux (p = -10)"
+POLICIES = {
+    THEIRS: "fitness:p=-1",
+    OPTIMUS: "optimus",
+    TIRESIAS: "tiresias",
+    UNFAIR: "fitness:p=1",
+    FAIRER: "fitness:p=-10",
+    OURS: "default",
+}
+"""Row of Table 2 -> policy; the last one is ours."""
+
+
+def workloads(folder: Path, most: int) -> list[Path]:
+    """Return at most `most` of the workloads in the folder. Exits with one line if there is none."""
+    found = sorted((folder / "workloads").glob("workload-*.csv"))[:most]
+    if not found:
+        raise SystemExit(f"{folder} has no workloads/workload-N.csv; give the folder of the public data")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A job that trains, as a decision finds it."""
+
+    gpus: int
+    batch_size: int
+    efficiency: float
+
+    @property
+    def log_batch(self) -> float:
+        """Logarithm of its batch, whose mean compares batches of unlike models."""
+        return math.log(self.batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Pool at a decision."""
+
+    at: float
+    jobs: int
+    """Running and waiting ones."""
+    notes: Mapping[str, Note]
+    took_s: float
+
+    def mean(self, name: str) -> float:
+        """Return the mean over the training jobs; nan without any."""
+        return mean(getattr(each, name) for each in self.notes.values())
+
+
+@dataclass(slots=True, kw_only=True)
+class Watched:
+    """Policy whose decisions are noted."""
+
+    policy: Policy
+    jobs: Mapping[str, TracedJob]
+    decisions: list[Decision] = field(default_factory=list)
+
+    def allocate(
+        self, demands: Sequence[Demand], capacity: Capacity, current: Allocations, now_s: float
+    ) -> dict[str, dict[int, int]]:
+        """Return the GPUs of the policy."""
+        notes = {name: self._note(self.jobs[name]) for name in current}
+        began_s = time.perf_counter()
+        found = self.policy.allocate(demands, capacity, current, now_s)
+        self.decisions.append(Decision(now_s, len(demands), notes, time.perf_counter() - began_s))
+        return found
+
+    def _note(self, job: TracedJob) -> Note:
+        return Note(sum(job.placement), job.batch_size, worth(job.application, job.batch_size, job.epoch))
+
+
+Watch = tuple[Outcome, Sequence[Decision]]
+
+
+def outcome(
+    file: Path,
+    row: str,
+    load: float = 1.0,
+    interval_s: float = INTERVAL_S,
+    interference: float = 0.0,
+    share_machines: bool = False,
+    seeded: bool = False,
+) -> Watch:
+    """Simulate a row of the table on a workload, submitted `load` times as fast; `seeded` jobs have a history."""
+    return _outcome(file, row, load, interval_s, interference, share_machines, seeded)
+
+
+@cache
+def _outcome(
+    file: Path, row: str, load: float, interval_s: float, interference: float, share_machines: bool, seeded: bool
+) -> Watch:
+    made = make_policy(POLICIES[row])
+    first_gpus = made.first_gpus if isinstance(made, Counting) else 1
+    folder = file.parents[1]
+    elasticity = ELASTICITY.get(POLICIES[row], "adaptive")
+    jobs = read_traces(file, folder / "traces", elasticity, first_gpus, models(folder))
+    for job in jobs:
+        job.submitted_at /= load
+        if seeded:
+            remember(job)
+    if share_machines and isinstance(made, Counting):
+        made = replace(made, share_machines=True)
+    watched = Watched(policy=made, jobs={job.name: job for job in jobs})
+    found = simulate(jobs, POOL, watched, interval_s=interval_s, interference=interference)
+    return found, watched.decisions
+
+
+def remember(job: TracedJob) -> None:
+    """Let the job know some steps beforehand: three batches on 1, 2, 4, … GPUs of few instances."""
+    app = job.application
+    for gpus in (each for each in (1, 2, 4, 8, 16, 32, 64) if each <= app.most_gpus):
+        for per_gpu in np.geomspace(app.min_per_gpu, app.max_per_gpu, 3).astype(int).tolist():
+            job.time_step(app.packed(gpus), per_gpu)
+
+
+def mean_h(files: Sequence[Path], row: str, figure: str = "mean_jct_s", *varied: float) -> float:
+    """Return the mean over workloads of a figure, in hours; `varied` are those of `outcome`."""
+    return mean(outcome(file, row, *varied)[0].summary()[figure] or 0.0 for file in files) / HOUR_S
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the mean; nan without values."""
+    found = list(values)
+    return float(np.mean(found)) if found else math.nan
+
+
+def contended(decisions: Sequence[Decision]) -> tuple[list[Decision], list[Decision]]:
+    """Return the third of the decisions with the fewest jobs, and that with the most."""
+    low, high = np.quantile([each.jobs for each in decisions], (1 / 3, 2 / 3)) if decisions else (0.0, 0.0)
+    return [each for each in decisions if each.jobs <= low], [each for each in decisions if each.jobs >= high]
+
+
+def lives(file: Path, kind: str, most: int) -> list[list[tuple[Decision, Note]]]:
+    """Return the decisions during the first jobs of a model under Pollux, in order of submission."""
+    found, decisions = outcome(file, THEIRS)
+    names = [job.name for job in found.jobs if job.kind == kind][:most]
+    return [[(each, each.notes[name]) for each in decisions if name in each.notes] for name in names]
+
+
+def phases(life: Sequence[tuple[Decision, Note]]) -> list[list[float]]:
+    """Return the means before, at and after the contention of a job: jobs, GPUs, batch, batch a GPU, efficiency."""
+    low, high = contended([each for each, _ in life])
+    middle = float(np.median([each.at for each in high])) if high else 0.0
+    found = []
+    for part in ([each for each in low if each.at < middle], high, [each for each in low if each.at > middle]):
+        times = {each.at for each in part}
+        notes = [note for each, note in life if each.at in times]
+        found.append(
+            [
+                mean(each.jobs for each in part),
+                mean(each.gpus for each in notes),
+                mean(each.batch_size for each in notes),
+                mean(each.batch_size / each.gpus for each in notes),
+                mean(each.efficiency for each in notes),
+            ]
+        )
+    return found
+
 
 MOST = 2
 """Workloads of Table 2 and Figure 7; the others use the first one."""
@@ -390,18 +533,6 @@ def parts(folder: Path) -> list[Part]:
     return [*given, *PARTS]
 
 
-def simulations(folder: Path) -> Iterator[Call]:
-    """Name the simulations of all parts, in their order."""
-    files = workloads(folder, MOST)
-    first = files[0]
-    yield from (call(file, row) for file in files for row in POLICIES)
-    yield from (call(first, row, load) for row in (THEIRS, OPTIMUS, TIRESIAS, OURS) for load in LOADS)
-    yield from (call(first, THEIRS, 1.0, each) for each in INTERVALS_S)
-    yield from (call(first, THEIRS, 1.0, INTERVAL_S, each, True) for each in SLOWDOWNS)
-    yield from (call(first, row, 1.0, INTERVAL_S, each) for row in (THEIRS, OPTIMUS, TIRESIAS) for each in SLOWDOWNS)
-    yield from (call(file, THEIRS, seeded=True) for file in files)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Take the folder out of the arguments, and show the parts that are asked for."""
     parser = argparse.ArgumentParser(add_help=False)
@@ -417,8 +548,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         shown: Sequence[Part] = PARTS
     else:
         shown = parts(asked.data or Path())
-    if asked.data is not None and not others:
-        ahead(simulations(asked.data))
     show(shown, "Figures and tables of Pollux. --data DIR is the folder of the public data.", others)
 
 

@@ -13,13 +13,7 @@ from typing import Literal
 from rubberband.errors import RubberbandError
 
 Verdict = Literal["agrees", "partly", "differs"]
-ELSEWHERE_S: list[float] = []
-"""CPU seconds of other processes, to which parts add theirs."""
 Cell = str | float | None
-
-
-def _cpu_s() -> float:
-    return time.process_time() + sum(ELSEWHERE_S)
 
 
 def verdict(*holds: bool) -> Verdict:
@@ -85,19 +79,19 @@ def show(parts: Sequence[Part], description: str, argv: Sequence[str] | None = N
         parser.error(f"no part {unknown[0]!r}; choose from {', '.join(named)}")
     counts: Counter[str] = Counter()
     assumed: set[str] = set()
-    began_s, began_at = _cpu_s(), time.monotonic()
+    began_s, began_at = time.process_time(), time.monotonic()
     for name in asked.part or named:
         counts[_shown(named[name], asked.small, assumed)] += 1
     total = ", ".join(f"{counts[each]} {each}" for each in ("agrees", "partly", "differs"))
     lost = f", {counts['failed']} failed" if counts["failed"] else ""
-    print(f"{total}{lost}; {_cpu_s() - began_s:.0f} CPU s in {time.monotonic() - began_at:.0f} s")
+    print(f"{total}{lost}; {time.process_time() - began_s:.0f} CPU s in {time.monotonic() - began_at:.0f} s")
     if lost:
         raise SystemExit(1)
 
 
 def _shown(part: Part, small: bool, assumed: set[str]) -> str:
     """Print a part, or why it failed; return the verdict of all its statements together."""
-    began_s, label = _cpu_s(), part.__name__.replace("_", " ").capitalize()
+    began_s, label = time.process_time(), part.__name__.replace("_", " ").capitalize()
     try:
         found = list(part(small))
     except ModuleNotFoundError as error:
@@ -108,7 +102,7 @@ def _shown(part: Part, small: bool, assumed: set[str]) -> str:
         return "failed"
     verdicts = {each.verdict for each in found if isinstance(each, Statement)}
     whole = verdicts.pop() if len(verdicts) == 1 else "partly"
-    print(f"{whole:<8} {label}: {title(part)} ({_cpu_s() - began_s:.1f} CPU s)")
+    print(f"{whole:<8} {label}: {title(part)} ({time.process_time() - began_s:.1f} CPU s)")
     for each in found:
         if isinstance(each, Statement):
             print(_wrapped(f"[{each.verdict}] “{each.says}”", "  "), _wrapped(each.found, "    "), sep="\n")
