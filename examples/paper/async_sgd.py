@@ -15,18 +15,7 @@ from itertools import pairwise
 from statistics import fmean, median, stdev
 
 import numpy as np
-from parameter_server import (
-    Discipline,
-    Law,
-    Links,
-    Slept,
-    constant,
-    first_come,
-    gamma,
-    hybrid,
-    simulated_throughputs,
-    slept,
-)
+from parameter_server import Links, Slept, constant, first_come, gamma, hybrid, simulated_throughputs, slept
 from rows import Found, Statement, Table, listed, percent, series, show, verdict
 from scheduling import NODES, figure_1, figure_12, figure_13, figure_14
 
@@ -89,12 +78,10 @@ def network(times: AsyncTimes) -> Network:
 def simulated(times: AsyncTimes, workers: int, links: Links, cv: float = CV) -> float:
     """Return the updates per second of `workers` with a real queue at every station."""
     row = [times.compute_s, times.up_s, times.server_s, times.down_s]
-    disciplines: list[Discipline] = ["delay", links, "in turn", links]
-    laws: list[Law] = [gamma(cv) if cv else constant] * 4
-    found = simulated_throughputs(
-        np.array([row] * workers), disciplines, laws, replicas=60, steps=140 * workers + 300, warm_up=60 * workers + 150
-    )
-    return float(found.sum())
+    stations, laws = ("delay", links, "in turn", links), [gamma(cv) if cv else constant] * 4
+    steps, warm_up = 140 * workers + 300, 60 * workers + 150
+    demands_s = np.array([row] * workers)
+    return float(simulated_throughputs(demands_s, stations, laws, replicas=60, steps=steps, warm_up=warm_up).sum())
 
 
 def truth(times: AsyncTimes, workers: int, links: Links) -> list[float]:
@@ -107,12 +94,10 @@ Model = Callable[[AsyncTimes, int, Links], Floats]
 
 
 def model(form: Callable[[Network, int], Floats]) -> Model:
-    """Return the model that does not depend on the links."""
     return lambda times, workers, links: form(network(times), workers)
 
 
 def after_two(times: AsyncTimes, workers: int, links: Links) -> Floats:
-    """Return the product's model after it has seen two workers."""
     profile = AsyncProfile(times=times, updates_per_iteration=1)
     return curve(calibrated(profile, {2: simulated(times, 2, links)}), workers).point
 
@@ -127,7 +112,6 @@ FORMS: Mapping[str, Model] = {
 
 
 def errors(found: Model, times: AsyncTimes, workers: int, links: Links) -> list[float]:
-    """Return the relative errors of a model for 2, …, `workers` workers."""
     pairs = zip(found(times, workers, links)[1:], truth(times, workers, links)[1:], strict=True)
     return [abs(float(modelled) / real - 1.0) for modelled, real in pairs]
 
@@ -267,7 +251,6 @@ def figure_9(small: bool) -> Found:
 
 
 def error_table(dnns: Mapping[str, AsyncTimes], workers: int) -> Table:
-    """Return mean and largest errors of all models."""
     models = {**FORMS, "calibrated": after_two}
 
     def cell(found: Sequence[float]) -> str:
@@ -284,7 +267,6 @@ def error_table(dnns: Mapping[str, AsyncTimes], workers: int) -> Table:
 
 
 def spread(shares: Iterable[float]) -> str:
-    """Return the least and the largest share."""
     found = sorted(shares)
     return f"{percent(found[0])} to {percent(found[-1])}"
 
@@ -345,7 +327,6 @@ def table_2(small: bool) -> Found:
 
 
 def falls(values: Iterable[float]) -> bool:
-    """Return whether a throughput falls anywhere."""
     return any(later < 0.995 * earlier for earlier, later in pairwise(values))
 
 

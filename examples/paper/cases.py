@@ -87,7 +87,6 @@ def best(
 
 
 def needed(planned: Planned | None) -> Planned:
-    """Return the plan of a case that must have one."""
     assert planned is not None, "these deadlines leave a plan"
     return planned
 
@@ -121,7 +120,6 @@ def fair_plan(instances: Sequence[int], stages: Sequence[Stage], offer: Offer) -
 
 
 def of_stages(choices: Iterable[tuple[int, int]]) -> Plan:
-    """Return the plan with these instances and GPUs per trial in each stage."""
     return Plan(stages=tuple(StagePlan(instances=count, gpus_per_trial=gpus) for count, gpus in choices))
 
 

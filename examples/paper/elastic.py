@@ -246,14 +246,12 @@ class Pair(NamedTuple):
         return self.costs_usd[0] / self.costs_usd[1]
 
     def cells(self, first: str) -> tuple[str | float, ...]:
-        """Return the cells of a table."""
         fixed, elastic = self.fixed.plan.stages, self.elastic.plan.stages
         held = f"{elastic[0].instances} to {elastic[-1].instances}"
         return (first, f"{self.deadline_min:.0f}", fixed[0].instances, held, *self.costs_usd, f"{self.saving:.2f}x")
 
 
 def pair(init_s: float, deadline_min: float, share: float | None = None) -> Pair:
-    """Return both plans of Figure 12."""
     offer, job = p3_8xlarge(max_instances=256, init_delay_s=init_s), profile(PLACED, LARGE_S, share=share)
     plans = (needed(best(LARGE, job, offer, 60.0 * deadline_min, policy)) for policy in POLICIES.values())
     return Pair(deadline_min, *plans)
@@ -349,7 +347,6 @@ def savings(share: float | None = None) -> list[float]:
 
 
 def clock(seconds: float) -> str:
-    """Return minutes and seconds."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 

@@ -41,7 +41,6 @@ class Gpu:
     saturation: int
 
     def time_s(self, share: float) -> float:
-        """Return the seconds of a batch."""
         return self.base_s + self.per_sample_s * max(share, self.saturation)
 
 
@@ -99,7 +98,6 @@ class Model:
         self._order, self._at = self._random.permutation(TRAINED), 0
 
     def step(self, gradient: Floats) -> None:
-        """Apply a gradient."""
         self._velocity = MOMENTUM * self._velocity + gradient
         self.parameters = self.parameters - RATE * self._velocity
 
@@ -125,7 +123,6 @@ class Model:
         return np.concatenate([(inputs.T @ behind).ravel(), (hidden.T @ error).ravel()])
 
     def after(self, updates: int, seconds: float) -> Point:
-        """Return the share of test images that are classified correctly."""
         inputs, targets = (each[TRAINED:] for each in digits())
         scores = self._forward(self.parameters, inputs)[2]
         return Point(updates, seconds, float((scores.argmax(axis=1) == targets.argmax(axis=1)).mean()))
@@ -216,7 +213,6 @@ TRAINING = (
 
 @cache
 def learnt(updates: int) -> dict[Scheme, list[Point]]:
-    """Return the small training under every scheme, on four of each GPU."""
     return {scheme: train(scheme, GPUS * 4, 32, updates) for scheme in SCHEMES}
 
 

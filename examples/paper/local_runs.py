@@ -26,7 +26,6 @@ def ran(experiment: Experiment, home: Path, policy: Policy = "optimal") -> Resul
 
 
 def run(name: str, policy: Policy, **words: Any) -> Result:
-    """Run sleeping trials on local instances."""
     with tempfile.TemporaryDirectory() as home:
         return ran(Experiment(version=1, name=name, **words), Path(home), policy)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from rows import Found, Statement, Table, percent, series, verdict
@@ -56,8 +56,7 @@ def worth(app: Application, batch_size: int, epoch: int, noted: int | None = Non
     return float(efficiency(noise_scale(app, noted or batch_size, epoch), app.limits.initial, batch_size))
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Choice:
+class Choice(NamedTuple):
     """A batch, ordered by what it is chosen for."""
 
     wanted: float
@@ -113,7 +112,6 @@ def figure_1(folder: Path, small: bool) -> Found:
 
 
 def metrics(folder: Path, app: Application, batch_size: int) -> list[float]:
-    """Return the validation metric of each epoch."""
     read = np.genfromtxt(folder / "traces" / app.name / f"validation-{batch_size}.csv", delimiter=",", names=True)
     return [float(each) for each in read["metric"][: app.max_epochs]]
 
@@ -176,6 +174,14 @@ def figure_2(folder: Path, small: bool) -> Found:
     yield Table(columns, rows, 3)
 
 
+def step_points(app: Application) -> list[BatchPoint]:
+    """Return what was measured as what a trial would have seen."""
+    return [
+        BatchPoint(instances=int(n), gpus=int(k), per_gpu=int(m), accumulation=0, step_s=float(seconds))
+        for n, k, m, seconds, _ in app.steps
+    ]
+
+
 SENSITIVE = 1.25
 """Times as long as on one instance takes a step of four GPUs on four that is sensitive to co-location."""
 BENEFIT = 1.05
@@ -185,10 +191,7 @@ def figure_3(folder: Path, small: bool) -> Found:
     """Fit of the throughput model to measured placements and batches."""
     rows, sensitive, accumulates = [], [], {}
     for name, app in models(folder).items():
-        points = [
-            BatchPoint(instances=int(n), gpus=int(k), per_gpu=int(m), accumulation=0, step_s=float(seconds))
-            for n, k, m, seconds, _ in app.steps
-        ]
+        points = step_points(app)
         at = np.random.default_rng(0).permutation(len(points))
         half = [points[each] for each in at[: len(points) // 2]]
         rest = [points[each] for each in at[len(points) // 2 :]]
@@ -218,14 +221,12 @@ def figure_3(folder: Path, small: bool) -> Found:
         "YOLOv3 and BERT benefit from using gradient accumulation to increase their total batch sizes.",
         verdict(*(each >= BENEFIT for each in gains.values())),
         "On 16 GPUs the largest batch has "
-        + ", ".join(f"{each:.2f} times the throughput of a full memory ({name})" for name, each in gains.items())
-        + ".",
+        f"{', '.join(f'{each:.2f} times the throughput of a full memory ({name})' for name, each in gains.items())}.",
     )
     yield Table(("", "points", "error, unseen", "error, all", "4 instances / 1", "largest / full"), rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class Training(NamedTuple):
     """One training that scales its instances (Figure 9)."""
 
     hours: float

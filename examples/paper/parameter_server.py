@@ -28,12 +28,10 @@ Law = Callable[[np.random.Generator, int], Floats]
 
 
 def exponential(random: np.random.Generator, size: int) -> Floats:
-    """Factors with the exponential law."""
     return random.exponential(size=size)
 
 
 def constant(random: np.random.Generator, size: int) -> Floats:
-    """No variation."""
     return np.ones(size)
 
 
@@ -198,8 +196,6 @@ class Link:
 
 
 class Slept(NamedTuple):
-    """Measurement of real connections."""
-
     updates_per_s: float
     up: Sequence[Transfer]
     down: Sequence[Transfer]

@@ -14,10 +14,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial, update_wrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from measured_models import HOUR_S, LARGEST, POOL, SMALL, figure_1, figure_2, figure_3, figure_9, model, models, worth
+from measured_models import (
+    HOUR_S,
+    LARGEST,
+    POOL,
+    SMALL,
+    figure_1,
+    figure_2,
+    figure_3,
+    figure_9,
+    model,
+    models,
+    step_points,
+    worth,
+)
 from rows import Found, Part, Statement, Table, listed, percent, series, show, verdict
 from tuning import table_3, table_3_measured, table_3_runs
 
@@ -27,7 +40,6 @@ from rubberband.planner.sharing import Allocations, Capacity, Counting, Demand, 
 from rubberband.planner.sharing.jobs import RESIZE_S, TracedJob
 from rubberband.planner.sharing.simulation import INTERVAL_S, Outcome, simulate
 from rubberband.planning.simulating import ELASTICITY, read_traces
-from rubberband.values.adaptive import BatchPoint
 
 OURS, THEIRS, OPTIMUS, TIRESIAS = "default", "Pollux (p = -1)", "Optimus+Oracle+TunedJobs", "Tiresias+TunedJobs"
 UNFAIR, FAIRER = "Pollux (p = +1)", "Pollux (p = -10)"
@@ -50,22 +62,17 @@ def workloads(folder: Path, most: int) -> list[Path]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """A job that trains, as a decision finds it."""
 
     gpus: int
     batch_size: int
     efficiency: float
-
-    @property
-    def log_batch(self) -> float:
-        """Logarithm of its batch, whose mean compares batches of unlike models."""
-        return math.log(self.batch_size)
+    log_batch: float
+    """Logarithm of its batch, whose mean compares batches of unlike models."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """Pool at a decision."""
 
     at: float
@@ -81,8 +88,6 @@ class Decision:
 
 @dataclass(slots=True, kw_only=True)
 class Watched:
-    """Policy whose decisions are noted."""
-
     policy: Policy
     jobs: Mapping[str, TracedJob]
     decisions: list[Decision] = field(default_factory=list)
@@ -90,7 +95,6 @@ class Watched:
     def allocate(
         self, demands: Sequence[Demand], capacity: Capacity, current: Allocations, now_s: float
     ) -> dict[str, dict[int, int]]:
-        """Return the GPUs of the policy."""
         notes = {name: self._note(self.jobs[name]) for name in current}
         began_s = time.perf_counter()
         found = self.policy.allocate(demands, capacity, current, now_s)
@@ -98,7 +102,8 @@ class Watched:
         return found
 
     def _note(self, job: TracedJob) -> Note:
-        return Note(sum(job.placement), job.batch_size, worth(job.application, job.batch_size, job.epoch))
+        size = job.batch_size
+        return Note(sum(job.placement), size, worth(job.application, size, job.epoch), math.log(size))
 
 
 Watch = tuple[Outcome, Sequence[Decision]]
@@ -177,21 +182,15 @@ def phases(life: Sequence[tuple[Decision, Note]]) -> list[list[float]]:
     for part in ([each for each in low if each.at < middle], high, [each for each in low if each.at > middle]):
         times = {each.at for each in part}
         notes = [note for each, note in life if each.at in times]
-        found.append(
-            [
-                mean(each.jobs for each in part),
-                mean(each.gpus for each in notes),
-                mean(each.batch_size for each in notes),
-                mean(each.batch_size / each.gpus for each in notes),
-                mean(each.efficiency for each in notes),
-            ]
-        )
+        of_job = [(each.gpus, each.batch_size, each.batch_size / each.gpus, each.efficiency) for each in notes]
+        found.append([mean(each.jobs for each in part), *(mean(each[at] for each in of_job) for at in range(4))])
     return found
 
 
 MOST = 2
 """Workloads of Table 2 and Figure 7; the others use the first one."""
 LOADS, INTERVALS_S, SLOWDOWNS = (0.5, 1.0, 2.0), (30.0, 60.0, 120.0, 240.0, 480.0), (0.0, 0.25, 0.5)
+FIRST = "Figures 5 and 6: the first workload; Tiresias' dip is of one 48-GPU job of the testbed's own workload."
 WORLD = "The world is that of the published simulation, on its workloads. Printed hours are those of the testbed."
 
 
@@ -239,8 +238,7 @@ def table_2(folder: Path, small: bool) -> Found:
         ("hours", "mean", "p99", "makespan", "printed mean", "p99", "makespan"),
         [(row, means[row], p99[row], makespan[row], *PRINTED.get(row, "---")) for row in POLICIES],
     )
-    yield WORLD
-    yield f"Means of {len(files)} workloads."
+    yield from (WORLD, f"Means of {len(files)} workloads.")
     yield "The rows with untuned jobs need the GPUs of Microsoft's trace, which are not in the data."
 
 
@@ -250,9 +248,8 @@ def figure_5(folder: Path, small: bool) -> Found:
     found = {row: outcome(file, row) for row in rows}
     last = max(job.submitted_at for job in found[THEIRS][0].jobs)
     parts = contended([each for each in found[THEIRS][1] if each.notes and each.at <= last])
-    gpus, share, batch = (
-        [mean(each.mean(name) for each in part) for part in parts] for name in ("gpus", "efficiency", "log_batch")
-    )
+    names = ("gpus", "efficiency", "log_batch")
+    gpus, share, batch = ([mean(each.mean(name) for each in part) for part in parts] for name in names)
     yield Statement(
         "During periods of low cluster contention, Pollux can allocate more GPUs and use larger batch sizes, even at "
         "the cost of lower statistical efficiency (A).",
@@ -267,21 +264,17 @@ def figure_5(folder: Path, small: bool) -> Found:
         f"The efficiency is {share[0]:.2f} with the fewest jobs and {share[1]:.2f} with the most.",
     )
     hours, columns = range(0, math.ceil(max(each[0].ended_at for each in found.values()) / HOUR_S), 2), {}
-    for name in ("gpus", "efficiency"):
+    shown: dict[str, Callable[[Decision], float]] = {
+        "gpus": lambda each: sum(note.gpus for note in each.notes.values()),
+        "efficiency": lambda each: each.mean("efficiency"),
+    }
+    for name, of in shown.items():
         for row, (_, decisions) in found.items():
             timed = [(each.at // (2 * HOUR_S), each) for each in decisions if each.notes]
-            values = [
-                mean(
-                    sum(note.gpus for note in each.notes.values()) if name == "gpus" else each.mean(name)
-                    for at, each in timed
-                    if at == hour // 2
-                )
-                for hour in hours
-            ]
+            values = [mean(of(each) for at, each in timed if at == hour // 2) for hour in hours]
             columns[f"{name}, {row.partition('+')[0]}"] = [None if math.isnan(each) else each for each in values]
     yield series("from hour", hours, columns)
-    yield WORLD
-    yield "Figures 5 and 6: the first workload; Tiresias' dip is of one 48-GPU job of the testbed's own workload."
+    yield from (WORLD, FIRST)
 
 
 def figure_6(folder: Path, small: bool) -> Found:
@@ -308,16 +301,11 @@ def figure_6(folder: Path, small: bool) -> Found:
         f"{after[1]:.1f} GPUs and a batch of {after[2]:.0f}, {after[3]:.0f} a GPU and {before[3]:.0f} in the first.",
     )
     quiet = [[each for each in (one[0], one[2]) if not math.isnan(each[1])] for one in others]
+    gpus = [(max(each[1] for each in calm), one[1][1]) for calm, one in zip(quiet, others, strict=True) if calm]
     yield Statement(
         "We see similar trade-offs being made over time for two YOLOv3 jobs.",
-        verdict(*(max(each[1] for each in calm) > one[1][1] for calm, one in zip(quiet, others, strict=True) if calm)),
-        "GPUs with few other jobs and with many: "
-        + ", ".join(
-            f"{max(each[1] for each in calm):.1f} and {one[1][1]:.1f}"
-            for calm, one in zip(quiet, others, strict=True)
-            if calm
-        )
-        + ".",
+        verdict(*(few > many for few, many in gpus)),
+        f"GPUs with few other jobs and with many: {', '.join(f'{few:.1f} and {many:.1f}' for few, many in gpus)}.",
     )
     names = (asked[LARGEST], *(f"{asked['yolov3']} {at}" for at in range(1, len(others) + 1)))
     yield Table(
@@ -328,7 +316,15 @@ def figure_6(folder: Path, small: bool) -> Found:
             for when, of in zip(("low", "high", "low again"), three, strict=True)
         ],
     )
-    yield "Figures 5 and 6: the first workload; Tiresias' dip is of one 48-GPU job of the testbed's own workload."
+    yield FIRST
+
+
+def mean_cpu_s(times: int, call: Callable[[], object]) -> float:
+    """Return the CPU seconds of a call, on average."""
+    began_s = time.process_time()
+    for _ in range(times):
+        call()
+    return (time.process_time() - began_s) / times
 
 
 def overheads(folder: Path, small: bool) -> Found:
@@ -349,18 +345,10 @@ def overheads(folder: Path, small: bool) -> Found:
         verdict(3.5 <= minutes <= 14.0, 0.04 <= lost <= 0.16),
         f"Once every {minutes:.1f} minutes, {percent(lost)} of the time; up to twice or half is as printed.",
     )
-    points = [
-        BatchPoint(instances=int(n), gpus=int(k), per_gpu=int(m), accumulation=0, step_s=float(seconds))
-        for n, k, m, seconds, _ in app.steps[::10]
-    ]
-    began_s = time.process_time()
-    for _ in range(5):
-        fitted = fit(points)
-    fit_s = (time.process_time() - began_s) / 5
-    began_s = time.process_time()
-    for _ in range(50):
-        choose(fitted, 1e3, app.limits, 2, min(8, app.most_gpus), least_per_gpu=app.min_per_gpu)
-    choose_s = (time.process_time() - began_s) / 50
+    points = step_points(app)[::10]
+    fitted, gpus = fit(points), min(8, app.most_gpus)
+    fit_s = mean_cpu_s(5, lambda: fit(points))
+    choose_s = mean_cpu_s(50, lambda: choose(fitted, 1e3, app.limits, 2, gpus, least_per_gpu=app.min_per_gpu))
     yield Statement(
         "A PolluxAgent fits its throughput model in an average of 0.2 seconds. Finding the optimal batch takes an "
         "average of 0.4 milliseconds.",
@@ -401,9 +389,8 @@ def figure_7(folder: Path, small: bool) -> Found:
         f"{most[THEIRS]:.1f}.",
     )
     shares = (50, 90, 99, 100)
-    yield series(
-        "% of jobs below rho of", shares, {row: np.percentile(each, shares).tolist() for row, each in rho.items()}
-    )
+    columns = {row: np.percentile(each, shares).tolist() for row, each in rho.items()}
+    yield series("% of jobs below rho of", shares, columns)
     yield (
         "rho: alone, a job has an equal part of the pool for the jobs that were there, from the start on, and adapts "
         "its batch if it does so under the policy."
@@ -413,15 +400,12 @@ def figure_7(folder: Path, small: bool) -> Found:
 def figure_8a(folder: Path, small: bool) -> Found:
     """Mean JCT by the load."""
     files, loads = workloads(folder, 1), LOADS[:2] if small else LOADS
-    means = {
-        row: [mean_h(files, row, "mean_jct_s", load) for load in loads] for row in (THEIRS, OPTIMUS, TIRESIAS, OURS)
-    }
+    rows = (THEIRS, OPTIMUS, TIRESIAS, OURS)
+    means = {row: [mean_h(files, row, "mean_jct_s", load) for load in loads] for row in rows}
     saved = {row: 1.0 - np.divide(means[THEIRS], means[row]) for row in (OPTIMUS, TIRESIAS)}
     yield Statement(
         "Across all job loads, Pollux maintains similar relative improvements over the baseline schedulers.",
-        verdict(
-            *(bool((each > 0.0).all()) for each in saved.values()), *(np.ptp(each) < 0.2 for each in saved.values())
-        ),
+        verdict(*(holds for each in saved.values() for holds in ((each > 0.0).all(), np.ptp(each) < 0.2))),
         "Its mean is less than that of "
         + " and ".join(f"{row} by {listed(100.0 * each, 0)} %" for row, each in saved.items())
         + "; within 20 points is similar.",
@@ -465,15 +449,13 @@ def figure_8c(folder: Path, small: bool) -> Found:
         verdict(0.95 < ideal < 1.05),
         f"{ideal:.3f}x without avoidance.",
     )
-    free = {
-        row: [mean_h(files, row, "mean_jct_s", 1.0, INTERVAL_S, each) for each in slowdowns]
-        for row in (OPTIMUS, TIRESIAS)
-    }
+    rows = (OPTIMUS, TIRESIAS)
+    free = {row: [mean_h(files, row, "mean_jct_s", 1.0, INTERVAL_S, each) for each in slowdowns] for row in rows}
+    lost = [hours[-1] / hours[0] for hours in free.values()]
     yield Statement(
         "(Ours.) Schedulers that place gangs freely lose as much as Pollux without avoidance, or more.",
-        verdict(*(hours[-1] / hours[0] >= longer for hours in free.values())),
-        f"At 50 % Optimus takes {free[OPTIMUS][-1] / free[OPTIMUS][0]:.2f} times as long as without a slowdown, "
-        f"Tiresias {free[TIRESIAS][-1] / free[TIRESIAS][0]:.2f} times.",
+        verdict(*(each >= longer for each in lost)),
+        f"At 50 % Optimus takes {lost[0]:.2f} times as long as without a slowdown, Tiresias {lost[1]:.2f} times.",
     )
     hours = {f"{THEIRS} without avoidance": list(without.values()), **free}
     yield series("hours at a slowdown of", slowdowns, hours)
@@ -527,17 +509,13 @@ PARTS: Sequence[Part] = (table_3, table_3_runs)
 """Parts that need none."""
 
 
-def parts(folder: Path) -> list[Part]:
-    """Return all parts, with this folder of data."""
-    given: list[Any] = [update_wrapper(partial(part, folder), part) for part in ON_DATA]
-    return [*given, *PARTS]
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Take the folder out of the arguments, and show the parts that are asked for."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--data", metavar="DIR", type=Path)
     asked, others = parser.parse_known_args(argv)
+    on_data: list[Any] = [update_wrapper(partial(part, asked.data or Path()), part) for part in ON_DATA]
+    shown: list[Part] = [*on_data, *PARTS]
     if asked.data is None and not {"-h", "--help"} & set(others):
         names = [part.__name__ for part in ON_DATA]
         needy = [name for name in others if name in names]
@@ -545,9 +523,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if needy:
             raise SystemExit(says)
         print(says, file=sys.stderr)
-        shown: Sequence[Part] = PARTS
-    else:
-        shown = parts(asked.data or Path())
+        shown = list(PARTS)
     show(shown, "Figures and tables of Pollux. --data DIR is the folder of the public data.", others)
 
 

@@ -39,7 +39,6 @@ class Table:
     digits: int = 2
 
     def lines(self) -> list[str]:
-        """Return the columns, to the right, and the rows."""
         rows = [self.columns, *([self._text(cell) for cell in row] for row in self.rows)]
         widths = [max(len(row[at]) for row in rows) for at in range(len(self.columns))]
         return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
@@ -60,7 +59,6 @@ Part = Callable[[bool], Found]
 
 
 def title(part: Part) -> str:
-    """Return the first line of its docstring."""
     return (part.__doc__ or "").splitlines()[0].rstrip(".")
 
 
@@ -118,12 +116,10 @@ def _shown(part: Part, small: bool, assumed: set[str]) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share as a percentage."""
     return f"{100.0 * share:.1f} %"
 
 
 def listed(values: Iterable[float], digits: int = 2) -> str:
-    """Return numbers with a comma between them."""
     return ", ".join(f"{each:.{digits}f}" for each in values)
 
 

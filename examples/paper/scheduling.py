@@ -75,7 +75,6 @@ class Job(CurveJob):
     early_at: float | None = None
 
     def advance(self, seconds: float, now_s: float) -> None:
-        """Train for `seconds`, from `now_s` on."""
         before, rest_s = self.left, self.ends_in_s()
         CurveJob.advance(self, seconds, now_s)
         if self.early_at is None and self.left <= 0.6:
@@ -174,8 +173,6 @@ def figure_1(small: bool) -> Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """Results of policies on a workload, by load."""
-
     loads: Sequence[float]
     points: Mapping[str, Sequence[Point]]
 

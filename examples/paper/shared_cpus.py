@@ -103,7 +103,6 @@ class Recurrent:
         return self._out(self._layer(inputs)[0][:, -1])[:, 0]
 
     def observe(self, speeds: Floats, cpu: Floats, memory: Floats) -> None:
-        """Take in speeds, and train a little."""
         self._looks += 1
         self._ema.observe(speeds, cpu, memory)
         logs = np.log(speeds)
@@ -124,7 +123,6 @@ class Recurrent:
             self._optimizer.step()
 
     def forecast(self) -> Floats:
-        """Return the speeds of the steps to come."""
         if self._samples < ENOUGH:
             return self._ema.forecast()
         with self._torch.no_grad():
@@ -228,8 +226,6 @@ def cluster(steps: int, first: int) -> Cluster:
 
 
 class Forecasts(NamedTuple):
-    """Forecasts of one predictor."""
-
     rmse: float
     """Root mean square error over the mean speed of a worker."""
     time: float
@@ -257,7 +253,6 @@ def forecast(made: Cluster, make: Callable[[int], Predictor]) -> Forecasts:
 
 @cache
 def forecasts(small: bool) -> tuple[Cluster, dict[str, Forecasts]]:
-    """Return the cluster and the forecasts of all predictors."""
     made = cluster(120, 60) if small else cluster(1500, 700)
     return made, {name: forecast(made, make) for name, make in PREDICTORS.items()}
 

@@ -52,7 +52,6 @@ class Ring:
             self._previous.recv_bytes()
 
     def close(self) -> None:
-        """Close the connections."""
         self._next.close()
         self._previous.close()
 
@@ -97,11 +96,9 @@ class Sleeping(rubberband.Trial):
     _iterations = 0
 
     def save(self) -> int:
-        """Return the number of iterations."""
         return self._iterations
 
     def load(self, state: int) -> None:
-        """Go on after as many iterations."""
         self._iterations = state
 
 
@@ -111,7 +108,6 @@ class Placed(Sleeping):
     _ring: Ring | None = None
 
     def setup(self, config: Mapping[str, Any], context: rubberband.TrialContext) -> None:
-        """Meet the other workers."""
         self._gpus = context.num_workers
         self._ring = Ring(context, os.environ.get("RUBBERBAND_INSTANCE", "")) if self._gpus > 1 else None
 
@@ -130,7 +126,6 @@ class Placed(Sleeping):
         }
 
     def close(self) -> None:
-        """Leave the gang."""
         if self._ring:
             self._ring.close()
 
@@ -139,7 +134,6 @@ class Epochs(Sleeping):
     """Epochs of a training whose times are in its configuration, by the size of the gang (Table 2)."""
 
     def setup(self, config: Mapping[str, Any], context: rubberband.TrialContext) -> None:
-        """Look up the seconds of an epoch."""
         self._epoch_s, self._quality = config[f"epoch_s_{context.num_workers}"], config["quality"]
 
     def iterate(self) -> dict[str, float]:

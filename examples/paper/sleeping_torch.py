@@ -35,31 +35,25 @@ class SleepingTrial(rubberband.TorchTrial):
     samples_per_iteration = 2048
 
     def build_model(self, config: Mapping[str, Any]) -> nn.Module:
-        """Return a network with one hidden layer."""
         width = config["width"]
         return nn.Sequential(nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, CLASSES))
 
     def build_optimizer(self, config: Mapping[str, Any], model: nn.Module) -> torch.optim.Optimizer:
-        """Return SGD."""
         return torch.optim.SGD(
             model.parameters(), lr=config["lr"], momentum=config["momentum"], weight_decay=config["weight_decay"]
         )
 
     def train_dataset(self, config: Mapping[str, Any]) -> TensorDataset:
-        """Return the samples of an iteration."""
         return samples(2048, seed=0)
 
     def eval_dataset(self, config: Mapping[str, Any]) -> TensorDataset:
-        """Return others."""
         return samples(2048, seed=1)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """Compute the loss, and sleep."""
         points, labels = batch
         time.sleep(PASS_S + SAMPLE_S * len(labels))
         return nn.functional.cross_entropy(model(points), labels)
 
     def evaluate(self, model: nn.Module, loader: Any) -> dict[str, float]:
-        """Return the share of points that are classified correctly."""
         correct = sum((model(points).argmax(1) == labels).sum().item() for points, labels in loader)
         return {"accuracy": correct / sum(loader.sizes)}

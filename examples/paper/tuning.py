@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from local_runs import ran
@@ -62,8 +62,7 @@ def accuracy(config: Mapping[str, Any], seed: int, trial: int) -> float:
     return 95.4 - lost + float(np.random.default_rng([seed, trial]).normal(scale=0.15))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class World(NamedTuple):
     """A pool, and the model that trains on it."""
 
     capacity: Capacity
@@ -148,8 +147,7 @@ def measured(data: Path) -> World:
     return World(capacity=capacity, application=application)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
+class Arm(NamedTuple):
     """A way to share the pool."""
 
     policy: str
@@ -179,7 +177,6 @@ class Tuned:
     accuracies: dict[int, float] = field(default_factory=dict)
 
     def run(self) -> Outcome:
-        """Simulate the whole search."""
         first = [self._next(0.0) for _ in range(min(AT_ONCE, self.trials))]
         return simulate(first, self.world.capacity, make_policy(self.arm.policy), after=self._after)
 
@@ -209,7 +206,6 @@ class Tuned:
         )
 
     def top(self) -> tuple[float, float]:
-        """Return the mean of the five best accuracies, and their standard deviation."""
         best = sorted(self.accuracies.values())[-5:]
         return float(np.mean(best)), float(np.std(best))
 
@@ -356,7 +352,6 @@ def makespan_s(result: Result) -> float:
 
 
 def top(result: Result) -> tuple[float, float]:
-    """Return the mean of the five best accuracies in percent, and their standard deviation."""
     best = sorted(100.0 * trial.metrics["accuracy"] for trial in result.trials)[-5:]
     return float(np.mean(best)), float(np.std(best))
 
