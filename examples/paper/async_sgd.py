@@ -9,9 +9,9 @@ Run `python examples/paper/async_sgd.py`, or with the names of some parts, as `f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
-from itertools import pairwise
+from itertools import pairwise, product
 from statistics import fmean, median, stdev
 
 import numpy as np
@@ -29,19 +29,16 @@ SMALL = AsyncTimes(compute_s=0.029, up_s=0.072, server_s=0.018, down_s=0.072)
 """Fully connected model of 8 MB (§III-B)."""
 APART = AsyncTimes(compute_s=0.25, up_s=0.1, server_s=0.05, down_s=0.1)
 """Five workers fit: an update takes as long as five transfers, as in Figure 9."""
-SECONDS_PER_MB = 0.009
+SECONDS_PER_MB, SERVER_S_PER_MB = 0.009, 0.018 / 8
 """On 1 Gbit/s: 72 ms for 8 MB."""
-SERVER_S_PER_MB = 0.018 / 8
 CLOSE = 0.1
 """A model is accurate where it is off by less."""
 
 
 def of_size(megabytes: float, compute_s: float, gigabits: float = 1.0, server: float = 1.0) -> AsyncTimes:
     """Return the times of a DNN of this size on links of this bandwidth; `server` scales the server's time."""
-    transfer_s = SECONDS_PER_MB * megabytes / gigabits
-    return AsyncTimes(
-        compute_s=compute_s, up_s=transfer_s, server_s=server * SERVER_S_PER_MB * megabytes, down_s=transfer_s
-    )
+    link_s, server_s = SECONDS_PER_MB * megabytes / gigabits, server * SERVER_S_PER_MB * megabytes
+    return AsyncTimes(compute_s=compute_s, up_s=link_s, server_s=server_s, down_s=link_s)
 
 
 CPU = {
@@ -251,19 +248,11 @@ def figure_9(small: bool) -> Found:
 
 
 def error_table(dnns: Mapping[str, AsyncTimes], workers: int) -> Table:
-    models = {**FORMS, "calibrated": after_two}
-
-    def cell(found: Sequence[float]) -> str:
-        return f"{percent(fmean(found))} ({percent(max(found))})"
-
-    return Table(
-        ("DNN", "links", *(f"{name}, mean (max)" for name in models)),
-        [
-            (name, links, *(cell(errors(each, times, workers, links)) for each in models.values()))
-            for name, times in dnns.items()
-            for links in LINKS
-        ],
-    )
+    models, rows = {**FORMS, "calibrated": after_two}, []
+    for (name, times), links in product(dnns.items(), LINKS):
+        found = [errors(each, times, workers, links) for each in models.values()]
+        rows.append((name, links, *(f"{percent(fmean(each))} ({percent(max(each))})" for each in found)))
+    return Table(("DNN", "links", *(f"{name}, mean (max)" for name in models)), rows)
 
 
 def spread(shares: Iterable[float]) -> str:
@@ -271,11 +260,16 @@ def spread(shares: Iterable[float]) -> str:
     return f"{percent(found[0])} to {percent(found[-1])}"
 
 
+def mean_errors(form: Model, most: int, links: Links) -> list[float]:
+    """Return the mean error for each DNN on CPUs."""
+    return [fmean(errors(form, times, most, links)) for times in CPU.values()]
+
+
 def figure_10(small: bool) -> Found:
     """Throughput of four DNNs on CPUs."""
     most = 3 if small else 10
-    means = {links: [fmean(errors(FORMS["hybrid"], times, most, links)) for times in CPU.values()] for links in LINKS}
-    ours = [fmean(errors(after_two, times, most, links)) for times in CPU.values() for links in LINKS]
+    means = {links: mean_errors(FORMS["hybrid"], most, links) for links in LINKS}
+    ours = [each for links in LINKS for each in mean_errors(after_two, most, links)]
     yield Statement(
         "Our model achieves mean error within 10 % of measurements.",
         verdict(*(each <= CLOSE for links in LINKS for each in means[links])),
@@ -294,15 +288,12 @@ THRESHOLDS = (0.3, 0.5, 0.7, 0.8, 0.9)
 def table_2(small: bool) -> Found:
     """Mean errors of exact and hybrid MVA."""
     most = 3 if small else 10
-
-    def means(form: Model, links: Links) -> list[float]:
-        return [fmean(errors(form, times, most, links)) for times in CPU.values()]
-
-    columns = {f"{name}, {links}": means(FORMS[name], links) for links in LINKS for name in ("exact", "hybrid")}
+    cells = list(product(LINKS, ("exact", "hybrid")))
+    columns = {f"{name}, {links}": mean_errors(FORMS[name], most, links) for links, name in cells}
     pairs = (zip(columns[f"exact, {links}"], columns[f"hybrid, {links}"], strict=True) for links in LINKS)
+    forms = {begins: model(partial(hybrid, begins=begins)) for begins in THRESHOLDS}
     by_threshold = {
-        links: {begins: fmean(means(model(partial(hybrid, begins=begins)), links)) for begins in THRESHOLDS}
-        for links in LINKS
+        links: {begins: fmean(mean_errors(form, most, links)) for begins, form in forms.items()} for links in LINKS
     }
     best = {links: min(THRESHOLDS, key=found.__getitem__) for links, found in by_threshold.items()}
     yield Statement(

@@ -6,25 +6,19 @@ Table 1 has the only throughputs that the paper prints; both curves start there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 
 from rubberband.cloud.catalogue import catalogue
-from rubberband.planner import JobPlan, Objective, Problem, least_instances, plan, predict
+from rubberband.planner import JobPlan, Objective, Problem, plan, predict
 from rubberband.spec.search import sha
-from rubberband.values.offer import Billing, Offer, slots
-from rubberband.values.plan import Plan, Planned, PlanningConstraints, Policy, Prediction, Stage, StagePlan, gang_sizes
+from rubberband.values.offer import Billing, Offer
+from rubberband.values.plan import Plan, Planned, PlanningConstraints, Policy, Stage, StagePlan
 from rubberband.values.profile import Profile
 
 PLACED = {1: 749.58, 2: 1480.07, 4: 2773.04}
 """GPUs -> samples per second of ResNet-50 with placement control (Table 1)."""
 SCATTERED = {1: 673.76, 2: 947.76, 4: 1209.51}
 """The same without placement control, which is the flatter curve."""
-CURVES: Mapping[str, Mapping[int, float]] = {"placed": PLACED, "scattered": SCATTERED}
-RESNET_152 = {1: 19.7, 2: 37.6, 4: 74.9, 8: 149.0}
-"""Images per second on K80s of a p2.8xlarge, synthetic data (TensorFlow's benchmarks, 2017)."""
-BERT_BASE = {1: 119.6, 4: 457.72, 8: 921.32, 16: 1499.4}
-"""Samples per second on V100s, batch 32 a GPU, 16 on two machines (OneFlow DLPerf's run of NVIDIA's example, 2020)."""
 POLICIES: Mapping[str, Policy] = {"fixed": "static", "elastic": "optimal"}
 MAX_GPUS_PER_TRIAL = 16
 
@@ -86,51 +80,8 @@ def best(
     return found.lanes[0].planned if isinstance(found, JobPlan) else None
 
 
-def needed(planned: Planned | None) -> Planned:
-    assert planned is not None, "these deadlines leave a plan"
-    return planned
-
-
-def both_usd(
-    stages: Sequence[Stage], job_profile: Profile, offer: Offer, deadline_s: float = 1200.0
-) -> tuple[float, float]:
-    """Return the costs of the best fixed and the best elastic plan, of cases that have one."""
-    plans = (needed(best(stages, job_profile, offer, deadline_s, policy)) for policy in POLICIES.values())
-    fixed, elastic = (each.prediction.cost_usd for each in plans)
-    return fixed, elastic
-
-
-def fair_fixed(stages: Sequence[Stage], job_profile: Profile, offer: Offer, deadline_s: float = 1200.0) -> Prediction:
-    """Return the cheapest fixed cluster in time whose GPUs are divided fairly among trials (§5)."""
-    predictions = [
-        predict(stages, fair_plan([instances] * len(stages), stages, offer), job_profile, offer)
-        for instances in range(1, offer.max_instances + 1)
-    ]
-    return min((e for e in predictions if e.jct_s <= deadline_s + 1e-6), key=lambda each: (each.cost_usd, each.jct_s))
-
-
-def fair_plan(instances: Sequence[int], stages: Sequence[Stage], offer: Offer) -> Plan:
-    """Return the plan in which all trials of a stage get the same GPUs at once, or one each if they must queue."""
-    sizes = gang_sizes(offer.gpus, 1, MAX_GPUS_PER_TRIAL)
-    gangs = (
-        max((gpus for gpus in sizes if slots(count, offer.gpus, gpus) >= stage.trials), default=1)
-        for count, stage in zip(instances, stages, strict=True)
-    )
-    return of_stages(zip(instances, gangs, strict=True))
-
-
 def of_stages(choices: Iterable[tuple[int, int]]) -> Plan:
     return Plan(stages=tuple(StagePlan(instances=count, gpus_per_trial=gpus) for count, gpus in choices))
-
-
-def fewest_instances(plan: Plan, stages: Sequence[Stage], offer: Offer) -> Plan:
-    """Return the plan without instances that no trial of a stage can use."""
-    useful = (
-        least_instances(stage.trials, offer.gpus, choice.gpus_per_trial)
-        for choice, stage in zip(plan.stages, stages, strict=True)
-    )
-    pairs = zip(plan.stages, useful, strict=True)
-    return Plan(stages=tuple(replace(choice, instances=min(choice.instances, most)) for choice, most in pairs))
 
 
 STAGES = sha(32, 1, 50, 3)

@@ -8,29 +8,23 @@ Run `python examples/paper/elastic.py`, or with the names of some parts, as `fig
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate, pairwise, product
 from typing import NamedTuple
 
 from cases import (
-    BERT_BASE,
-    CURVES,
     MAX_GPUS_PER_TRIAL,
     PAPER_FIXED,
     PAPER_PLAN,
     PAPER_USD,
     PLACED,
     POLICIES,
-    RESNET_152,
     SCATTERED,
     STAGES,
     best,
-    both_usd,
-    fair_fixed,
-    fair_plan,
-    fewest_instances,
-    needed,
+    of_stages,
     p3_8xlarge,
     profile,
     resnet101,
@@ -40,11 +34,17 @@ from cases import (
 from local_runs import table_1, table_2_runs
 from rows import Found, Statement, Table, listed, percent, show, verdict
 
-from rubberband.planner import Draws, predict
+from rubberband.planner import Draws, least_instances, predict
 from rubberband.spec.search import sha
-from rubberband.values.offer import Billing
-from rubberband.values.plan import Planned, Policy
+from rubberband.values.offer import Billing, Offer, slots
+from rubberband.values.plan import Plan, Planned, Policy, Prediction, Stage, gang_sizes
+from rubberband.values.profile import Profile
 
+CURVES: Mapping[str, Mapping[int, float]] = {"placed": PLACED, "scattered": SCATTERED}
+RESNET_152 = {1: 19.7, 2: 37.6, 4: 74.9, 8: 149.0}
+"""Images per second on K80s of a p2.8xlarge, synthetic data (TensorFlow's benchmarks, 2017)."""
+BERT_BASE = {1: 119.6, 4: 457.72, 8: 921.32, 16: 1499.4}
+"""Samples per second on V100s, batch 32 a GPU, 16 on two machines (OneFlow DLPerf's run of NVIDIA's example, 2020)."""
 SCALING = (
     f"ResNet-50's throughput with 1, 2 and 4 GPUs is Table 1's. Beyond 4 GPUs Amdahl's law continues with the share "
     f"that more GPUs do not shorten: {percent(undivided_share(PLACED))} placed, {percent(undivided_share(SCATTERED))} "
@@ -58,12 +58,46 @@ ITERATION_S, DEADLINE_S = 4.0, 1200.0
 """Figure 9's mean iteration and Figure 11's deadline; for Figure 10 neither is printed."""
 
 
+def needed(planned: Planned | None) -> Planned:
+    assert planned is not None, "these deadlines leave a plan"
+    return planned
+
+
+def both_usd(stages: Sequence[Stage], job: Profile, offer: Offer) -> tuple[float, float]:
+    """Return the costs of the best fixed and the best elastic plan, of cases that have one."""
+    plans = (needed(best(stages, job, offer, DEADLINE_S, policy)) for policy in POLICIES.values())
+    fixed, elastic = (each.prediction.cost_usd for each in plans)
+    return fixed, elastic
+
+
+def fair_fixed(stages: Sequence[Stage], job: Profile, offer: Offer) -> Prediction:
+    """Return the cheapest fixed cluster in time whose GPUs are divided fairly among trials (§5)."""
+    plans = (fair_plan([count] * len(stages), stages, offer) for count in range(1, offer.max_instances + 1))
+    found = [predict(stages, plan, job, offer) for plan in plans]
+    return min((e for e in found if e.jct_s <= DEADLINE_S + 1e-6), key=lambda each: (each.cost_usd, each.jct_s))
+
+
+def fair_plan(instances: Sequence[int], stages: Sequence[Stage], offer: Offer) -> Plan:
+    """Return the plan in which all trials of a stage get the same GPUs at once, or one each if they must queue."""
+    sizes = gang_sizes(offer.gpus, 1, MAX_GPUS_PER_TRIAL)
+    gangs = (
+        max((gpus for gpus in sizes if slots(count, offer.gpus, gpus) >= stage.trials), default=1)
+        for count, stage in zip(instances, stages, strict=True)
+    )
+    return of_stages(zip(instances, gangs, strict=True))
+
+
+def fewest_instances(plan: Plan, stages: Sequence[Stage], offer: Offer) -> Plan:
+    """Return the plan without instances that no trial of a stage can use."""
+    pairs = zip(plan.stages, stages, strict=True)
+    useful = [(each, least_instances(stage.trials, offer.gpus, each.gpus_per_trial)) for each, stage in pairs]
+    return Plan(stages=tuple(replace(each, instances=min(each.instances, most)) for each, most in useful))
+
+
 def figure_4(small: bool) -> Found:
     """Scaling of deep learning models with more GPUs."""
     curves = {"ResNet-50": PLACED, "ResNet-152": RESNET_152, "BERT": BERT_BASE}
-    speedups = {
-        name: {gpus: speed / curve[1] for gpus, speed in curve.items() if gpus > 1} for name, curve in curves.items()
-    }
+    speedups = {name: {gpus: of[gpus] / of[1] for gpus in of if gpus > 1} for name, of in curves.items()}
     yield Statement(
         "Deep learning models exhibit sub-linear scaling as more resources are allocated.",
         verdict(*(speedup < gpus for each in speedups.values() for gpus, speedup in each.items())),
@@ -107,10 +141,8 @@ def figure_9(small: bool) -> Found:
     }
     over = {key: a / b for key, (a, b) in bills.items()}
     grows = [over[*case, sigmas[-1]] > over[*case, sigmas[0]] for case in cases]
-    ends = {
-        plans: sorted(over[*case, sigmas[-1]] for case in cases if case[1] == plans)
-        for plans in ("planned", "no queue")
-    }
+    kinds = ("planned", "no queue")
+    ends = {plans: sorted(over[*case, sigmas[-1]] for case in cases if case[1] == plans) for plans in kinds}
     yield Statement(
         "Per-instance billing is an order of magnitude more expensive than per-function billing for both policies "
         "when there is large variance in training time.",
@@ -433,15 +465,11 @@ def table_3(small: bool) -> Found:
     epochs = [f"{begin}-{end}" for begin, end in pairwise(accumulate((each.iterations for each in STAGES), initial=0))]
     rows = [
         (name, span, stage.trials, choice.gpus_per_trial, choice.instances, f"{each.duration_s:.0f}", each.cost_usd)
-        for name, planned in plans.items()
-        for span, stage, choice, each in zip(
-            epochs, STAGES, planned.plan.stages, planned.prediction.stages, strict=True
-        )
+        for name, of in plans.items()
+        for span, stage, choice, each in zip(epochs, STAGES, of.plan.stages, of.prediction.stages, strict=True)
     ]
-    whole = [
-        (name, "all", "", "", "", f"{planned.prediction.jct_s:.0f}", planned.prediction.cost_usd)
-        for name, planned in plans.items()
-    ]
+    of_all = {name: planned.prediction for name, planned in plans.items()}
+    whole = [(name, "all", "", "", "", f"{each.jct_s:.0f}", each.cost_usd) for name, each in of_all.items()]
     yield Table(("plan", "epochs", "trials", "GPUs per trial", "instances", "seconds", "USD"), rows + whole)
     yield from (SCALING, RESNET101)
 

@@ -7,12 +7,11 @@ Workers are made up, as their curves have no numbers; the small training of Figu
 from __future__ import annotations
 
 import heapq
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import islice
+from itertools import count, islice
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -57,7 +56,7 @@ def balanced(
     """Yield the steps of one of the product's balancers, which sees times with this relative noise."""
     random, workers = np.random.default_rng(1), len(gpus(0))
     balancer, limits = make_balancer(Balance(policy=policy), "cuda", workers), ShareLimits(caps=(batch_size,) * workers)
-    for number in itertools.count():
+    for number in count():
         shares = balancer.shares(batch_size, limits)
         times_s = tuple(gpu.time_s(share) for gpu, share in zip(gpus(number), shares, strict=True))
         yield Step(shares, times_s)
@@ -255,9 +254,8 @@ def figure_6(small: bool) -> Found:
         "Under LB-BSP, the number of updates required is almost identical with that under BSP; ASP and SSP require up "
         "to 4.76x and 2.05x the number of BSP (6b).",
         verdict(abs(updates["LB-BSP"] - 1.0) < 0.1, updates["ASP"] > 1.1, updates["SSP"] > 1.1),
-        f"To an accuracy of {TARGET}: "
-        + ", ".join(f"{scheme} {each:.2f}x" for scheme, each in updates.items())
-        + " the updates of BSP.",
+        f"To an accuracy of {TARGET}: {', '.join(f'{scheme} {each:.2f}x' for scheme, each in updates.items())} the "
+        "updates of BSP.",
     )
     yield Statement(
         "LB-BSP surpasses the second best by up to 54% in the time to the target accuracy (6c).",
@@ -274,17 +272,14 @@ def figure_7(small: bool) -> Found:
     """Test accuracy by training."""
     found = learnt(UPDATES // 5 if small else UPDATES)
     last = {scheme: float(np.mean([each.accuracy for each in course[-10:]])) for scheme, course in found.items()}
+    bsp, sixth = last["BSP"], len(found["BSP"]) // 6
     yield Statement(
         "The accuracy made by ASP or SSP gets stuck below 0.88, while BSP and LB-BSP successfully make the ideal "
         "accuracy of 0.92.",
-        verdict(
-            abs(last["BSP"] - last["LB-BSP"]) < 0.01, *(last[each] < last["BSP"] - 0.02 for each in ("ASP", "SSP"))
-        ),
-        "At the end: "
-        + ", ".join(f"{scheme} {each:.3f}" for scheme, each in last.items())
-        + ". How far stale gradients fall behind depends on the learning rate.",
+        verdict(abs(bsp - last["LB-BSP"]) < 0.01, *(last[each] < bsp - 0.02 for each in ("ASP", "SSP"))),
+        f"At the end: {', '.join(f'{scheme} {each:.3f}' for scheme, each in last.items())}. How far stale gradients "
+        "fall behind depends on the learning rate.",
     )
-    sixth = len(found["BSP"]) // 6
     yield Table(
         ("updates", *(f"{scheme}{word}" for scheme in SCHEMES for word in ("", ", at s"))),
         [

@@ -152,10 +152,8 @@ def table_2_runs(small: bool) -> Found:
         name: (each.actual_jct_s / each.planned_jct_s - 1.0, each.actual_cost_usd / each.planned_cost_usd - 1.0)
         for name, each in found.items()
     }
-    rest = [
-        (sum(s.actual_s or 0.0 for s in e.stages[1:]), sum(s.planned_s for s in e.stages[1:])) for e in found.values()
-    ]
-    later = [percent(actual_s / planned_s - 1.0) for actual_s, planned_s in rest]
+    rest = [each.stages[1:] for each in found.values()]
+    later = [percent(sum(s.actual_s or 0.0 for s in of) / sum(s.planned_s for s in of) - 1.0) for of in rest]
     saved = 1.0 - found["elastic"].actual_cost_usd / found["fixed"].actual_cost_usd
     winners = {name: each.best.trial if each.best else None for name, each in found.items()}
     is_one = len(set(winners.values())) == 1

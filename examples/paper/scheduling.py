@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -165,14 +165,11 @@ def figure_1(small: bool) -> Found:
         verdict(*(each > 1.0 for each in over)),
         f"JSQ-Chunk takes {listed(over)} times as long as HELL.",
     )
-    sizes, chunks_h = [chunk.size for chunk in chunks], [chunk.mean_h for chunk in chunks]
-    yield series(
-        "load", loads, {"HELL, hours": hells, "JSQ-Chunk, hours": chunks_h, "nodes of its chunk": sizes}, digits=1
-    )
+    hours = {"HELL, hours": hells, "JSQ-Chunk, hours": [chunk.mean_h for chunk in chunks]}
+    yield series("load", loads, hours | {"nodes of its chunk": [chunk.size for chunk in chunks]}, digits=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
+class Sweep(NamedTuple):
     loads: Sequence[float]
     points: Mapping[str, Sequence[Point]]
 
@@ -189,29 +186,29 @@ class Sweep:
         return series(f"load, {name}", self.loads, hours)
 
 
+MALLEABLE = {
+    "srpt": partial(make_policy, "srpt"),
+    "knee": partial(make_policy, "knee", alpha=ALPHA_LOW),
+    "hell": partial(make_policy, "hell"),
+    "waterfill": partial(Counting, count=one_each),
+    "default": partial(make_policy, "default"),
+}
+MOLDABLE = {
+    "knee": partial(make_policy, "knee", alpha=(ALPHA_LOW, ALPHA_HIGH), resizing="moldable"),
+    "knee, one alpha": partial(make_policy, "knee", alpha=ALPHA_LOW, resizing="moldable"),
+    "hell": partial(make_policy, "hell", resizing="moldable"),
+}
+
+
 @cache
 def sweep(kinds: Kinds, moldable: bool, small: bool) -> Sweep:
     """Simulate the policies of Figures 12 and 13."""
     loads, num_jobs = ((0.2, 0.7), 40) if small else (LOADS, NUM_JOBS)
-    found: dict[str, list[Point]] = {}
-    for load in loads:
-        policies: dict[str, Policy] = {
-            "srpt": make_policy("srpt"),
-            "knee": make_policy("knee", alpha=ALPHA_LOW),
-            "hell": make_policy("hell"),
-            "waterfill": Counting(count=one_each),
-            "default": make_policy("default"),
-        }
-        if moldable:
-            policies = {
-                "knee": make_policy("knee", alpha=(ALPHA_LOW, ALPHA_HIGH), resizing="moldable"),
-                "knee, one alpha": make_policy("knee", alpha=ALPHA_LOW, resizing="moldable"),
-                "hell": make_policy("hell", resizing="moldable"),
-            }
-        for name, policy in policies.items():
-            found.setdefault(name, []).append(measure(run(policy, load, num_jobs, kinds)))
-        found.setdefault("jsq-chunk", []).append(jsq_chunk(load, num_jobs, kinds))
-    return Sweep(loads=loads, points=found)
+    policies: dict[str, Callable[[], Policy]] = MOLDABLE if moldable else MALLEABLE
+    found = {
+        name: [measure(run(policy(), load, num_jobs, kinds)) for load in loads] for name, policy in policies.items()
+    }
+    return Sweep(loads, {**found, "jsq-chunk": [jsq_chunk(load, num_jobs, kinds) for load in loads]})
 
 
 SCHEDULING = (

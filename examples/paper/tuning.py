@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -205,9 +205,11 @@ class Tuned:
             first_gpus=arm.gang or 1,
         )
 
-    def top(self) -> tuple[float, float]:
-        best = sorted(self.accuracies.values())[-5:]
-        return float(np.mean(best)), float(np.std(best))
+
+def top_5(accuracies: Iterable[float]) -> tuple[float, float]:
+    """Return the mean of the five best accuracies in percent, and their standard deviation."""
+    best = sorted(accuracies)[-5:]
+    return float(np.mean(best)), float(np.std(best))
 
 
 MADE_UP = (
@@ -245,7 +247,7 @@ def _compared(world: World, names: Sequence[str], small: bool) -> Found:
     trials = 14 if small else TRIALS
     tuned = {name: Tuned(arm=ARMS[name], world=world, trials=trials, seed=0) for name in names}
     outcomes = {name: each.run() for name, each in tuned.items()}
-    top = {name: each.top() for name, each in tuned.items()}
+    top = {name: top_5(each.accuracies.values()) for name, each in tuned.items()}
     jct_s = {name: float(np.mean(outcome.jcts_s)) for name, outcome in outcomes.items()}
     makespan_s = {name: outcome.makespan_s for name, outcome in outcomes.items()}
     yield from statements({name: mean for name, (mean, _) in top.items()}, jct_s, makespan_s)
@@ -340,28 +342,18 @@ def both(trials: int) -> dict[str, Result]:
             take_down(pool)
 
 
-def jcts_s(result: Result) -> list[float]:
-    """Return the seconds from the start of each trial's processes to its end."""
-    held = [[use for use in result.busy if use.trial == trial.trial] for trial in result.trials]
-    return [max(use.end_s for use in uses) - min(use.start_s for use in uses) for uses in held]
-
-
-def makespan_s(result: Result) -> float:
-    """Return the seconds from the start of the first trial, on instances that are ready, to the end of the last."""
-    return max(use.end_s for use in result.busy) - min(use.start_s for use in result.busy)
-
-
-def top(result: Result) -> tuple[float, float]:
-    best = sorted(100.0 * trial.metrics["accuracy"] for trial in result.trials)[-5:]
-    return float(np.mean(best)), float(np.std(best))
+def held_s(result: Result, trial: int | None = None) -> float:
+    """Return the seconds from the start of a trial's processes to its end, or from those of the first to the last."""
+    uses = [use for use in result.busy if trial is None or use.trial == trial]
+    return max(use.end_s for use in uses) - min(use.start_s for use in uses)
 
 
 def table_3_runs(small: bool) -> Found:
     """Real searches by TPE with four trials at once, on a pool of local instances."""
     found = both(4 if small else 14)
-    tops = {name: top(result) for name, result in found.items()}
-    jct_s = {name: float(np.mean(jcts_s(result))) for name, result in found.items()}
-    makespans_s = {name: makespan_s(result) for name, result in found.items()}
+    tops = {name: top_5(100.0 * each.metrics["accuracy"] for each in of.trials) for name, of in found.items()}
+    jct_s = {name: float(np.mean([held_s(of, each.trial) for each in of.trials])) for name, of in found.items()}
+    makespans_s = {name: held_s(result) for name, result in found.items()}
     yield from statements({name: mean for name, (mean, _) in tops.items()}, jct_s, makespans_s)
     yield Table(
         ("policy", "top 5", "JCT (s)", "makespan (s)", "largest batch"),
