@@ -63,11 +63,33 @@ def needed(planned: Planned | None) -> Planned:
     return planned
 
 
-def both_usd(stages: Sequence[Stage], job: Profile, offer: Offer) -> tuple[float, float]:
-    """Return the costs of the best fixed and the best elastic plan, of cases that have one."""
-    plans = (needed(best(stages, job, offer, DEADLINE_S, policy)) for policy in POLICIES.values())
-    fixed, elastic = (each.prediction.cost_usd for each in plans)
-    return fixed, elastic
+class Pair(NamedTuple):
+    """Best plans of both policies at one deadline."""
+
+    deadline_min: float
+    fixed: Planned
+    elastic: Planned
+
+    @property
+    def costs_usd(self) -> tuple[float, float]:
+        """Costs of the fixed and the elastic plan."""
+        return self.fixed.prediction.cost_usd, self.elastic.prediction.cost_usd
+
+    @property
+    def saving(self) -> float:
+        """Cost of fixed over elastic."""
+        return self.costs_usd[0] / self.costs_usd[1]
+
+    def cells(self, first: str) -> tuple[str | float, ...]:
+        fixed, elastic = self.fixed.plan.stages, self.elastic.plan.stages
+        held = f"{elastic[0].instances} to {elastic[-1].instances}"
+        return (first, f"{self.deadline_min:.0f}", fixed[0].instances, held, *self.costs_usd, f"{self.saving:.2f}x")
+
+
+def pair(stages: Sequence[Stage], job: Profile, offer: Offer, deadline_min: float = 20.0) -> Pair:
+    """Return both plans, of cases that have one."""
+    plans = (needed(best(stages, job, offer, 60.0 * deadline_min, policy)) for policy in POLICIES.values())
+    return Pair(deadline_min, *plans)
 
 
 def fair_fixed(stages: Sequence[Stage], job: Profile, offer: Offer) -> Prediction:
@@ -179,7 +201,7 @@ DATA_GB = {"CIFAR-10": 0.15, "ImageNet": 150.0}
 def data_costs(data: str, curve: str, usd_per_gb: float) -> tuple[float, float]:
     """Return the costs of the cheapest fixed and elastic plans where every instance brings its data (Figure 10)."""
     offer = p3_8xlarge(max_instances=256, data_usd=DATA_GB[data] * usd_per_gb)
-    return both_usd(sha(64, 4, 508, 2), profile(CURVES[curve], ITERATION_S), offer)
+    return pair(sha(64, 4, 508, 2), profile(CURVES[curve], ITERATION_S), offer).costs_usd
 
 
 def figure_10(small: bool) -> Found:
@@ -220,7 +242,7 @@ def trial_costs(billing: Billing, curve: str, trials: int) -> tuple[float, float
     """Return costs of a fixed cluster that is divided fairly, of the best fixed plan, and of the elastic one."""
     offer, job = p3_8xlarge(max_instances=256, billing=billing), profile(CURVES[curve], ITERATION_S)
     stages = sha(trials, 4, 508, 2)
-    return fair_fixed(stages, job, offer).cost_usd, *both_usd(stages, job, offer)
+    return fair_fixed(stages, job, offer).cost_usd, *pair(stages, job, offer).costs_usd
 
 
 CENT = 0.005
@@ -260,46 +282,23 @@ LARGE, LARGE_S = sha(512, 4, 4096, 2), 12.0
 """Stages of Figure 12, and its iteration with 1 GPU."""
 
 
-class Pair(NamedTuple):
-    """Best plans of both policies at one deadline."""
-
-    deadline_min: float
-    fixed: Planned
-    elastic: Planned
-
-    @property
-    def costs_usd(self) -> tuple[float, float]:
-        """Costs of the fixed and the elastic plan."""
-        return self.fixed.prediction.cost_usd, self.elastic.prediction.cost_usd
-
-    @property
-    def saving(self) -> float:
-        """Cost of fixed over elastic."""
-        return self.costs_usd[0] / self.costs_usd[1]
-
-    def cells(self, first: str) -> tuple[str | float, ...]:
-        fixed, elastic = self.fixed.plan.stages, self.elastic.plan.stages
-        held = f"{elastic[0].instances} to {elastic[-1].instances}"
-        return (first, f"{self.deadline_min:.0f}", fixed[0].instances, held, *self.costs_usd, f"{self.saving:.2f}x")
-
-
-def pair(init_s: float, deadline_min: float, share: float | None = None) -> Pair:
+def large(init_s: float, deadline_min: float, share: float | None = None) -> Pair:
+    """Return both plans of Figure 12."""
     offer, job = p3_8xlarge(max_instances=256, init_delay_s=init_s), profile(PLACED, LARGE_S, share=share)
-    plans = (needed(best(LARGE, job, offer, 60.0 * deadline_min, policy)) for policy in POLICIES.values())
-    return Pair(deadline_min, *plans)
+    return pair(LARGE, job, offer, deadline_min)
 
 
 def tightest(init_s: float) -> Pair:
     """Return both plans at the shortest deadline that a fixed cluster can meet."""
     offer = p3_8xlarge(max_instances=256, init_delay_s=init_s)
     fastest = needed(best(LARGE, profile(PLACED, LARGE_S), offer, None, "static", "min_time"))
-    return pair(init_s, fastest.prediction.jct_s / 60.0)
+    return large(init_s, fastest.prediction.jct_s / 60.0)
 
 
 def figure_12(small: bool) -> Found:
     """Cost of SHA(512, 4, 4096) with instances that take 1, 10 and 100 s to initialise."""
     minutes = (90, 160) if small else range(90, 161, 10)
-    sweep = {init_s: [pair(init_s, each) for each in minutes] for init_s in (1.0, 10.0, 100.0)}
+    sweep = {init_s: [large(init_s, each) for each in minutes] for init_s in (1.0, 10.0, 100.0)}
     edges = {init_s: tightest(init_s) for init_s in sweep}
     first, second, last = sweep.values()
     falls = [a.saving >= b.saving >= c.saving for a, b, c in zip(first, second, last, strict=True)]
@@ -335,7 +334,7 @@ def figure_12(small: bool) -> Found:
     rows = [each.cells(f"{init_s:g}") for init_s in sweep for each in (edges[init_s], *sweep[init_s])]
     yield Table(("init (s)", *columns), rows)
     shares = (0.014, 0.02, 0.0271, 0.035, 0.04)
-    yield Table(("not shortened", *columns), [pair(1.0, minutes[0], share).cells(percent(share)) for share in shares])
+    yield Table(("not shortened", *columns), [large(1.0, minutes[0], share).cells(percent(share)) for share in shares])
     yield from (SCALING, POLICIES_MEAN)
 
 
@@ -496,7 +495,8 @@ def longest_s(samples_per_s: Mapping[int, float], fixed_usd: float) -> float:
 def table_4(small: bool) -> Found:
     """Cost of three models on a fixed cluster and with elastic plans."""
     epochs_s = {name: longest_s(curve, fixed) for name, (curve, fixed, _) in PAPER_MODELS.items()}
-    costs = {name: both_usd(STAGES, profile(PAPER_MODELS[name][0], each), warm()) for name, each in epochs_s.items()}
+    jobs = {name: profile(PAPER_MODELS[name][0], each) for name, each in epochs_s.items()}
+    costs = {name: pair(STAGES, job, warm()).costs_usd for name, job in jobs.items()}
     ours = {name: 1.0 - elastic / fixed for name, (fixed, elastic) in costs.items()}
     theirs = {name: 1.0 - elastic / fixed for name, (_, fixed, elastic) in PAPER_MODELS.items()}
     yield Statement(

@@ -20,9 +20,8 @@ from rubberband.values.asynchronous import AsyncTimes
 
 Links = Literal["in turn", "shared"]
 """Whether a link carries one transfer after another, or all of them at an equal share."""
-
-Discipline = Literal["delay", "shared", "in turn"]
-"""All at once at full speed; all at once at an equal share; or one after another."""
+Discipline = Links | Literal["delay"]
+"""Or all at once at full speed."""
 Law = Callable[[np.random.Generator, int], Floats]
 """(random, size) -> factors with mean 1."""
 
@@ -65,8 +64,7 @@ def simulated_throughputs(
     arrived = random.random((replicas, workers)) - 1.0
     updates, elapsed_s = np.zeros(workers), 0.0
     every = np.arange(replicas)
-    shared = np.array([each == "shared" for each in disciplines])
-    queued = np.array([each == "in turn" for each in disciplines])
+    shared, queued = (np.array([each == kind for each in disciplines]) for kind in ("shared", "in turn"))
     for step in range(steps):
         places = every[:, None] * stations + at
         present = np.bincount(places.ravel(), minlength=replicas * stations)

@@ -56,13 +56,11 @@ class Arima:
         bounded = ready & (np.einsum("nii->n", inverse) < 1e4)
         self.inverse = np.where(bounded[:, None, None], inverse, self.inverse)
         self.errors = np.where(seen, error * np.where(ready, last, 0.0), self.errors)
-        moved = np.column_stack([speeds, self.speeds[:, :-1]])
-        self.speeds = np.where(seen[:, None], moved, self.speeds)
+        self.speeds = np.where(seen[:, None], np.column_stack([speeds, self.speeds[:, :-1]]), self.speeds)
 
     def forecast(self) -> Floats:
-        last = self.speeds[:, 0]
         change = np.clip((self.weights * self._regressors()).sum(axis=1), -0.5, 1.0)
-        return known(last * (1.0 + change))
+        return known(self.speeds[:, 0] * (1.0 + change))
 
 
 LOOK_BACK, HIDDEN, KEPT, BATCH, UPDATES = 2, 10, 2048, 64, 2
