@@ -406,21 +406,9 @@ def figure_15(small: bool) -> Found:
     yield from (ASSUMED_TIMES, "An update waits for the server that holds most. Both models share their links.")
 
 
-PARTS = (
-    figure_1,
-    figure_3,
-    figure_5,
-    figure_7,
-    figure_8,
-    figure_9,
-    figure_10,
-    table_2,
-    figure_11,
-    figure_12,
-    figure_13,
-    figure_14,
-    figure_15,
-)
+MODELLED = (figure_3, figure_5, figure_7, figure_8, figure_9, figure_10, table_2, figure_11)
+SCHEDULED = (figure_12, figure_13, figure_14)
+PARTS = (figure_1, *MODELLED, *SCHEDULED, figure_15)
 
 if __name__ == "__main__":
     show(PARTS, f"Figures and tables of the paper on asynchronous SGD; policies share {NODES} nodes.")

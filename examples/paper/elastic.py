@@ -216,8 +216,7 @@ def figure_10(small: bool) -> Found:
         "diminished.",
         verdict(*(paid[curve] < free[curve] for curve in CURVES)),
         f"ImageNet, from 0 to {prices[-1]:g} USD per GB: "
-        + "; ".join(f"{free[curve]:.2f}x to {paid[curve]:.2f}x ({curve})" for curve in CURVES)
-        + ".",
+        f"{'; '.join(f'{free[curve]:.2f}x to {paid[curve]:.2f}x ({curve})' for curve in CURVES)}.",
     )
     yield Statement(
         "The elastic policy never does worse than the static one.",
@@ -327,8 +326,7 @@ def figure_12(small: bool) -> Found:
         verdict(first[0].saving >= 10.0, *(each.saving >= 10.0 for each in edges.values())),
         f"{first[0].saving:.1f}x at {minutes[0]} minutes. At the shortest deadline that 256 instances can meet, "
         f"{edges[1.0].deadline_min:.0f} to {edges[100.0].deadline_min:.0f} minutes: "
-        + ", ".join(f"{each.saving:.1f}x with {init_s:g} s" for init_s, each in edges.items())
-        + ".",
+        f"{', '.join(f'{each.saving:.1f}x with {init_s:g} s' for init_s, each in edges.items())}.",
     )
     columns = ("deadline (min)", "fixed instances", "elastic", "fixed USD", "elastic USD", "saving")
     rows = [each.cells(f"{init_s:g}") for init_s in sweep for each in (edges[init_s], *sweep[init_s])]

@@ -488,22 +488,8 @@ def prior_exploration(folder: Path, small: bool) -> Found:
     )
 
 
-ON_DATA: Sequence[Callable[[Path, bool], Found]] = (
-    figure_1,
-    figure_2,
-    figure_3,
-    table_2,
-    figure_5,
-    figure_6,
-    overheads,
-    figure_7,
-    figure_8a,
-    figure_8b,
-    figure_8c,
-    prior_exploration,
-    figure_9,
-    table_3_measured,
-)
+POOL_PARTS = (table_2, figure_5, figure_6, overheads, figure_7, figure_8a, figure_8b, figure_8c, prior_exploration)
+ON_DATA = (figure_1, figure_2, figure_3, *POOL_PARTS, figure_9, table_3_measured)
 """Parts that need the measurements."""
 PARTS: Sequence[Part] = (table_3, table_3_runs)
 """Parts that need none."""

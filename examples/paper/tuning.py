@@ -136,11 +136,8 @@ def measured(data: Path) -> World:
     @cache
     def application(width: float) -> Application:
         scale = np.array([1.0, width**2, width**2])
-        return replace(
-            found,
-            placements={place: rows * scale for place, rows in found.placements.items()},
-            steps=found.steps * np.array([1.0, 1.0, *scale]),
-        )
+        placements = {place: rows * scale for place, rows in found.placements.items()}
+        return replace(found, placements=placements, steps=found.steps * np.array([1.0, 1.0, *scale]))
 
     gpus = found.gpus_per_instance
     capacity = Capacity(instances=AT_ONCE * GANG // gpus, gpus_per_instance=gpus)
@@ -333,11 +330,8 @@ def both(trials: int) -> dict[str, Result]:
         pool = bring_up(file, home)
         try:
             with ProcessPoolExecutor(len(policies), get_context("spawn")) as processes:
-                runs = {
-                    name: processes.submit(searched, home, file.name, policy, trials)
-                    for name, policy in policies.items()
-                }
-            return {name: run.result() for name, run in runs.items()}
+                runs = [processes.submit(searched, home, file.name, each, trials) for each in policies.values()]
+            return {name: run.result() for name, run in zip(policies, runs, strict=True)}
         finally:
             take_down(pool)
 
