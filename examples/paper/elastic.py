@@ -54,7 +54,7 @@ POLICIES_MEAN = (
     "'fixed' is the cheapest number of instances throughout, with the best GPUs per trial in every stage; 'elastic' "
     "the exact search, not the paper's greedy one. p3.8xlarge at the catalogue's price, by the second, at least 60 s."
 )
-ITERATION_S, DEADLINE_S = 4.0, 1200.0
+CENT, ITERATION_S, DEADLINE_S = 0.005, 4.0, 1200.0
 """Figure 9's mean iteration and Figure 11's deadline; for Figure 10 neither is printed."""
 
 
@@ -197,17 +197,13 @@ def figure_9(small: bool) -> Found:
 DATA_GB = {"CIFAR-10": 0.15, "ImageNet": 150.0}
 
 
-@cache
-def data_costs(data: str, curve: str, usd_per_gb: float) -> tuple[float, float]:
-    """Return the costs of the cheapest fixed and elastic plans where every instance brings its data (Figure 10)."""
-    offer = p3_8xlarge(max_instances=256, data_usd=DATA_GB[data] * usd_per_gb)
-    return pair(sha(64, 4, 508, 2), profile(CURVES[curve], ITERATION_S), offer).costs_usd
-
-
 def figure_10(small: bool) -> Found:
     """Cost of SHA(64, 4, 508) by the price of bringing the data to every instance."""
     prices = (0.0, 0.16) if small else (0.0, 0.01, 0.02, 0.04, 0.08, 0.16)
-    found = {key: data_costs(*key) for key in product(DATA_GB, CURVES, prices)}
+    found = {}
+    for data, curve, price in product(DATA_GB, CURVES, prices):
+        offer = p3_8xlarge(max_instances=256, data_usd=DATA_GB[data] * price)
+        found[data, curve, price] = pair(sha(64, 4, 508, 2), profile(CURVES[curve], ITERATION_S), offer).costs_usd
     saving = {key: fixed / elastic for key, (fixed, elastic) in found.items()}
     free, paid = ({curve: saving["ImageNet", curve, price] for curve in CURVES} for price in (0.0, prices[-1]))
     light = {curve: saving["CIFAR-10", curve, prices[-1]] for curve in CURVES}
@@ -236,22 +232,16 @@ def figure_10(small: bool) -> Found:
     yield from (SCALING, POLICIES_MEAN, "20 minutes and 4 s with 1 GPU, as in Figures 11 and 9; init 0 s.")
 
 
-@cache
-def trial_costs(billing: Billing, curve: str, trials: int) -> tuple[float, float, float]:
-    """Return costs of a fixed cluster that is divided fairly, of the best fixed plan, and of the elastic one."""
-    offer, job = p3_8xlarge(max_instances=256, billing=billing), profile(CURVES[curve], ITERATION_S)
-    stages = sha(trials, 4, 508, 2)
-    return fair_fixed(stages, job, offer).cost_usd, *pair(stages, job, offer).costs_usd
-
-
-CENT = 0.005
-
-
 def figure_11(small: bool) -> Found:
     """Cost of SHA(k, 4, 508) within 20 minutes, by the number of trials k."""
     counts = (16, 64) if small else (16, 32, 64, 128, 256, 512)
     billings: tuple[Billing, ...] = ("per_instance", "per_function")
-    found = {key: trial_costs(*key) for key in product(billings, CURVES, counts)}
+    found = {}
+    for billing, curve, count in product(billings, CURVES, counts):
+        offer, job = p3_8xlarge(max_instances=256, billing=billing), profile(CURVES[curve], ITERATION_S)
+        stages = sha(count, 4, 508, 2)
+        fair_usd = fair_fixed(stages, job, offer).cost_usd
+        found[billing, curve, count] = (fair_usd, *pair(stages, job, offer).costs_usd)
     saved = {key: fair - elastic for key, (fair, _, elastic) in found.items()}
     sweeps = {(of, curve): [saved[of, curve, count] for count in counts] for of in billings for curve in CURVES}
     level = [abs(fixed - elastic) < CENT for key, (_, fixed, elastic) in found.items() if key[0] == "per_function"]

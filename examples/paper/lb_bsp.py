@@ -211,8 +211,9 @@ TRAINING = (
 
 
 @cache
-def learnt(updates: int) -> dict[Scheme, list[Point]]:
-    return {scheme: train(scheme, GPUS * 4, 32, updates) for scheme in SCHEMES}
+def learnt(small: bool) -> dict[Scheme, list[Point]]:
+    """Return the small training under every scheme, on four of each GPU."""
+    return {scheme: train(scheme, GPUS * 4, 32, UPDATES // 5 if small else UPDATES) for scheme in SCHEMES}
 
 
 def best_s(gpus: Sequence[Gpu], batch_size: int) -> float:
@@ -236,7 +237,7 @@ def figure_6(small: bool) -> Found:
     """Training efficiency of 16 unlike GPUs."""
     inception, resnet, fewer = per_update(GPUS * 4, 32), per_update(RESNET * 4, 128), per_update(RESNET[1:] * 4, 128)
     saved, saved_fewer = 1.0 - resnet["LB-BSP"], 1.0 - fewer["LB-BSP"]
-    firsts = {scheme: first(course, TARGET) for scheme, course in learnt(UPDATES // 5 if small else UPDATES).items()}
+    firsts = {scheme: first(course, TARGET) for scheme, course in learnt(small).items()}
     updates = {scheme: each.updates / firsts["BSP"].updates for scheme, each in firsts.items()}
     own_s, second_s = firsts["LB-BSP"].seconds, min(firsts[each].seconds for each in SCHEMES if each != "LB-BSP")
     yield Statement(
@@ -270,7 +271,7 @@ def figure_6(small: bool) -> Found:
 
 def figure_7(small: bool) -> Found:
     """Test accuracy by training."""
-    found = learnt(UPDATES // 5 if small else UPDATES)
+    found = learnt(small)
     last = {scheme: float(np.mean([each.accuracy for each in course[-10:]])) for scheme, course in found.items()}
     bsp, sixth = last["BSP"], len(found["BSP"]) // 6
     yield Statement(
@@ -291,14 +292,9 @@ def figure_7(small: bool) -> Found:
 
 
 def slowed(step: int) -> tuple[Gpu, ...]:
-    """Return the four workers at a step; the M60's bandwidth falls at 150."""
+    """Return the four workers of Figure 8 at a step; the M60's bandwidth falls at 150."""
     m60 = replace(GPUS[1], base_s=GPUS[1].base_s + SLOWED_S * (step >= SLOWED_AT))
     return (GPUS[0], m60, *GPUS[2:])
-
-
-def run(policy: BalancePolicy, steps: int) -> list[Step]:
-    """Return the steps of the four workers of Figure 8, with 32 samples each at first."""
-    return list(islice(balanced(policy, slowed, 128, noise=0.01), steps))
 
 
 def steps_until_balanced(found: Sequence[Step], begin: int) -> int:
@@ -317,7 +313,7 @@ def fine_tunes_from(found: Sequence[Step]) -> int:
 def figure_8(small: bool) -> Found:
     """Batch sizes of four unlike GPUs over the steps."""
     steps = 200 if small else STEPS
-    paper, auto = (run(policy, steps) for policy in POLICIES)
+    paper, auto = (list(islice(balanced(policy, slowed, 128, noise=0.01), steps)) for policy in POLICIES)
     shares = [found[SLOWED_AT - 1].shares for found in (paper, auto)]
     begun, again = ([steps_until_balanced(found, at) for found in (paper, auto)] for at in (0, SLOWED_AT))
     fine = fine_tunes_from(paper)

@@ -86,11 +86,6 @@ STEP = Throughput(
 """The plain model: a step of a network of width 1."""
 
 
-def noise_scale(epoch: int) -> float:
-    """Return the assumed noise scale: it grows with the epochs, and fourfold once the learning rate is annealed."""
-    return 400.0 * (1 + epoch) * (4.0 if epoch >= 0.6 * EPOCHS else 1.0)
-
-
 @cache
 def plain_application(width: float) -> Application:
     """Return a network whose computation and gradients grow with the square of its width."""
@@ -101,14 +96,13 @@ def plain_application(width: float) -> Application:
         place: [(m, float(step_s(step, *_size(place), m, 0)), float(sync_s(step, *_size(place)))) for m in sizes]
         for place in [(gpus,) for gpus in range(1, 9)] + [(a, b) for b in range(1, 9) for a in range(1, b + 1)]
     }
-    scales, trained = np.array([noise_scale(epoch) for epoch in range(EPOCHS)]), {}
+    epochs, steps, trained = np.arange(EPOCHS), np.full(EPOCHS, EPOCH_STEPS), {}
+    # the noise scale grows with the epochs, and fourfold once the learning rate is annealed
+    scales = 400.0 * (1 + epochs) * np.where(epochs >= 0.6 * EPOCHS, 4.0, 1.0)
     for batch in (M0 * 2**power for power in range(6)):
-        steps = np.full(EPOCHS, EPOCH_STEPS)
+        iterations = np.cumsum(steps / gain(scales, M0, batch))
         trained[batch] = Epochs(
-            progress=np.cumsum(steps),
-            iteration=np.cumsum(steps / gain(scales, M0, batch)),
-            grad_sqr=np.ones(EPOCHS),
-            grad_var=scales / M0,
+            progress=np.cumsum(steps), iteration=iterations, grad_sqr=np.ones(EPOCHS), grad_var=scales / M0
         )
     return Application(
         name="resnet18",
