@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from local_runs import ran
-from measured_models import SMALL, model
+from measured_models import HOUR_S, SMALL, model
 from rows import Found, Statement, Table, verdict
 
 from rubberband import Experiment, Result
@@ -38,7 +38,6 @@ NEAR = 0.1
 """Largest difference of a share that was saved from the printed one."""
 ALIKE = 0.5
 """Largest difference of accuracies that are alike, in points: the sum of the printed spreads."""
-MINUTE_S, HOUR_S = 60.0, 3600.0
 SEARCH: Mapping[str, Any] = {
     "space": {
         "lr": {"type": "loguniform", "lower": 1e-3, "upper": 1.0},
@@ -248,7 +247,7 @@ def _compared(world: World, names: Sequence[str], small: bool) -> Found:
             (
                 name,
                 "{:.2f}±{:.2f}".format(*top[name]),
-                jct_s[name] / MINUTE_S,
+                jct_s[name] / 60.0,
                 makespan_s[name] / HOUR_S,
                 float(np.mean([job.moves for job in outcome.jobs])),
                 *PRINTED.get(name, (None, None, None)),
