@@ -353,7 +353,7 @@ def empty_bucket(session: AwsSession, bucket: str) -> None:
 
 
 def _versions(session: AwsSession, bucket: str) -> Iterator[Any]:
-    with ignoring("NoSuchBucket"):  # somebody deleted it by hand
+    with ignoring("NoSuchBucket"):  # it was deleted by hand
         for page in session.client("s3").get_paginator("list_object_versions").paginate(Bucket=bucket):
             yield from page.get("Versions", ())
             yield from page.get("DeleteMarkers", ())

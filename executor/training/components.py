@@ -91,8 +91,6 @@ DIVISIONS = ("rubberband.executor.training.balancing:make_division",)
 """Ways to divide batches unevenly, of which a trial has one at most."""
 BATCHINGS = ("rubberband.executor.training.goodput.adaptation:make_batching",)
 """Ways to change the batch size, of which a trial has one at most."""
-
-
 RUNNERS = ("rubberband.executor.training.asynchronous.runner:make_runner",)
 """Other loops: functions of the trial and the segment."""
 

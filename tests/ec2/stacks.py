@@ -142,7 +142,7 @@ def _name(resource: Any) -> str:
 
 
 def _exists(world: World, resource: Any) -> bool:
-    """Whether somebody has the name; a profile of the fake's beginning is taken over."""
+    """Whether the name is taken; a profile of the fake's beginning is taken over."""
     known = {"AWS::IAM::Role": world.roles, "AWS::S3::Bucket": world.buckets}
     return _name(resource) in known.get(resource["Type"], ())
 
