@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rubberband.planner.hyperband import sample_lanes
     from rubberband.planner.noise.sampling import Draws, varies, without_noise
     from rubberband.planner.planning import Point, Replanned, plan, replan
-    from rubberband.planner.problem import Batch, BracketGroup, Infeasible, JobPlan, Problem, up_s, up_usd
+    from rubberband.planner.problem import Batch, Infeasible, JobPlan, Lane, Problem, up_s, up_usd
     from rubberband.planner.reserve import SHORTEST_REACH_S, Reserve
     from rubberband.planner.search import keeps, meets
 
@@ -39,12 +39,12 @@ __all__ = [
     "USER_PLAN",
     "Batch",
     "Box",
-    "BracketGroup",
     "CriticalTask",
     "Draws",
     "Estimate",
     "Infeasible",
     "JobPlan",
+    "Lane",
     "Nearest",
     "Objective",
     "Option",
@@ -83,7 +83,7 @@ _MODULES = {
     "hyperband": "sample_lanes",
     "noise.sampling": "Draws varies without_noise",
     "planning": "Point Replanned plan replan",
-    "problem": "Batch BracketGroup Infeasible JobPlan Problem up_s up_usd",
+    "problem": "Batch Infeasible JobPlan Lane Problem up_s up_usd",
     "reserve": "SHORTEST_REACH_S Reserve",
     "search": "keeps meets",
 }

@@ -15,7 +15,7 @@ from rubberband.errors import Remedy
 from rubberband.planner import risk, search
 from rubberband.planner.exact.solver import by_objective, unbeaten
 from rubberband.planner.planning import Point, frontier, plan
-from rubberband.planner.problem import Batch, BracketGroup, Infeasible, JobPlan, Problem
+from rubberband.planner.problem import Batch, Infeasible, JobPlan, Lane, Problem
 from rubberband.planner.search import keeps
 from rubberband.values.offer import Offer
 from rubberband.values.plan import (
@@ -137,7 +137,7 @@ class Estimate:
         """Odds of keeping the constraints; None if nothing varies or there is no plan."""
         return None if self.job is None else self.job.odds
 
-    def rungs(self, lane: BracketGroup) -> list[tuple[int, int]]:
+    def rungs(self, lane: Lane) -> list[tuple[int, int]]:
         """Return the bracket, and the number within it, of each stage of a lane of the plan, or of an option's."""
         if len(self.brackets) == 1:
             return [(0, rung) for rung in range(len(lane.stages))]
@@ -402,7 +402,7 @@ def _job(estimate: Estimate, job: JobPlan, instance_type: str = "") -> Json:
     return data
 
 
-def _lane(estimate: Estimate, lane: BracketGroup, instance_type: str) -> list[Json]:
+def _lane(estimate: Estimate, lane: Lane, instance_type: str) -> list[Json]:
     several, rungs = len(estimate.brackets) > 1, estimate.rungs(lane)
     shared, place = estimate.offer.trials_per_gpu, estimate.offer.place
     return [

@@ -22,7 +22,7 @@ from rubberband.planner.exact.labels import TIME_TOLERANCE_S
 from rubberband.planner.exact.solver import Objective, Reach
 from rubberband.planner.exact.table import build_table, holding_is_free
 from rubberband.planner.noise.sampling import Draws, Samples, distribution, without_noise
-from rubberband.planner.problem import BracketGroup, Infeasible, JobPlan, Problem, too_expensive, too_late
+from rubberband.planner.problem import Infeasible, JobPlan, Lane, Problem, too_expensive, too_late
 from rubberband.planner.search import keeps
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Planned, PlanningConstraints, Prediction, Stage
@@ -106,7 +106,7 @@ class _Division:
         self._solved: dict[tuple[Group, float], list[Solved]] = {}
         self._reaches: dict[tuple[Group, float], Reach] = {}
         self._draws: dict[Group, Draws] = {}
-        self._quickest: tuple[float, list[BracketGroup]] | None = None
+        self._quickest: tuple[float, list[Lane]] | None = None
         self.first: JobPlan | None = None
         """The cheapest plan in time, at any cost."""
 
@@ -143,7 +143,7 @@ class _Division:
         sooner = self._surely(share * _late_s(job)) if share < 1.0 - _NEARLY else None
         return job if sooner is None else min(job, self._joined(sooner), key=lambda each: each.prediction.cost_usd)
 
-    def _with_head(self, deadline_s: float | None, enough_usd: float = 0.0) -> list[BracketGroup] | None:
+    def _with_head(self, deadline_s: float | None, enough_usd: float = 0.0) -> list[Lane] | None:
         """Return the lanes that are the cheapest together with the head node, which is paid until the last one ends.
 
         Lanes that end sooner cost no less, so what they save is at the head node alone: that says how soon they must
@@ -165,7 +165,7 @@ class _Division:
             lanes = self._divide(latest_s) if best_usd > enough_usd and latest_s > 0.0 else None
         return best
 
-    def _whole_usd(self, lanes: Sequence[BracketGroup]) -> float:
+    def _whole_usd(self, lanes: Sequence[Lane]) -> float:
         lanes_usd, jct_s = _figures(lanes)
         return lanes_usd + self.head_usd_per_s * jct_s
 
@@ -285,7 +285,7 @@ class _Division:
     def _kept(self, job: JobPlan) -> bool:
         return keeps(job, self.constraints)
 
-    def _surely(self, deadline_s: float | None) -> list[BracketGroup] | None:
+    def _surely(self, deadline_s: float | None) -> list[Lane] | None:
         """Return lanes that are each in time with their confidence; None if no slowing down finds any."""
         for self.slowed in _SLOWED:
             lanes = self._divide(deadline_s)
@@ -300,9 +300,9 @@ class _Division:
         shortest_s, quick = self._quick()
         return self._each_noisy(quick, deadline_s) or quick if shortest_s <= deadline_s else None
 
-    def _each_noisy(self, lanes: Sequence[BracketGroup], deadline_s: float | None) -> list[BracketGroup] | None:
+    def _each_noisy(self, lanes: Sequence[Lane], deadline_s: float | None) -> list[Lane] | None:
         """Return the lanes planned with times that vary; None if one of them has no plan with its confidence."""
-        found: list[BracketGroup] = []
+        found: list[Lane] = []
         for lane in self._with_spare(lanes):
             planned = self._noisy(lane, deadline_s)
             if planned is None:
@@ -310,12 +310,12 @@ class _Division:
             found.append(replace(lane, planned=planned))
         return found
 
-    def _with_spare(self, lanes: Sequence[BracketGroup]) -> list[BracketGroup]:
+    def _with_spare(self, lanes: Sequence[Lane]) -> list[Lane]:
         """Share out the spare instances among the lanes."""
         spare = (self.offer.max_instances - sum(lane.max_instances for lane in lanes)) // len(lanes)
         return [replace(lane, max_instances=lane.max_instances + spare) for lane in lanes]
 
-    def _noisy(self, lane: BracketGroup, deadline_s: float | None, objective: Objective = "min_cost") -> Planned | None:
+    def _noisy(self, lane: Lane, deadline_s: float | None, objective: Objective = "min_cost") -> Planned | None:
         offer = replace(self.offer, max_instances=lane.max_instances, head_price_usd_per_hour=0.0)
         limits, seed = self._limits(deadline_s, lane.max_instances), self.problem.seed + lane.brackets[0]
         chain = replace(
@@ -324,19 +324,19 @@ class _Division:
         found = search.solve_chain(chain, self._drawn(lane))
         return None if isinstance(found, Infeasible) else found
 
-    def _drawn(self, lane: BracketGroup) -> Draws:
+    def _drawn(self, lane: Lane) -> Draws:
         """Return the samples of a lane, the same for any number of instances."""
         if lane.brackets not in self._draws:
             widest = max(stage.trials for bracket in self.brackets for stage in bracket)
             self._draws[lane.brackets] = _draws(lane, widest, self.profile, self.offer, self.problem.seed)
         return self._draws[lane.brackets]
 
-    def _quick(self) -> tuple[float, list[BracketGroup]]:
+    def _quick(self) -> tuple[float, list[Lane]]:
         """Return the fastest division on fixed times: the deadline that it surely keeps, and its lanes."""
         if self._quickest is None:
             self.slowed = 1.0
             lanes = self._with_spare(self._divide(self._shortest_certain_s()) or [])
-            ends_s, fast = [0.0], list[BracketGroup]()
+            ends_s, fast = [0.0], list[Lane]()
             for lane in lanes:
                 planned = self._noisy(lane, None, "min_time")
                 assert planned is not None, "without limits there is a plan"
@@ -348,10 +348,10 @@ class _Division:
             self._quickest = max(ends_s), fast
         return self._quickest
 
-    def _divide(self, deadline_s: float | None) -> list[BracketGroup] | None:
+    def _divide(self, deadline_s: float | None) -> list[Lane] | None:
         if len(self.brackets) > _EXACT_BRACKETS:
             return self._merge([(number,) for number in range(len(self.brackets))], deadline_s)
-        best: tuple[float, list[BracketGroup]] | None = None
+        best: tuple[float, list[Lane]] | None = None
         divisions = [groups for groups in self._divisions() if self._fits(groups, deadline_s)]
         for groups in sorted(divisions, key=lambda groups: self._least_usd(groups, deadline_s)):
             if best is not None and self._least_usd(groups, deadline_s) >= best[0] * (1.0 - _ROUNDED):
@@ -365,7 +365,7 @@ class _Division:
         """Return a lower bound on a division's cost, up to rounding: of equal ones the first (widest) comes first."""
         return float(f"{sum(self._reach(group).least_usd(deadline_s) for group in groups):.8g}")
 
-    def _merge(self, groups: list[Group], deadline_s: float | None) -> list[BracketGroup] | None:
+    def _merge(self, groups: list[Group], deadline_s: float | None) -> list[Lane] | None:
         """Merge lanes two by two while that makes the job cheaper, or possible."""
         best = self._share(groups, deadline_s)
         while len(groups) > 1:
@@ -385,7 +385,7 @@ class _Division:
         lanes = [self._lane(group, self.offer.max_instances, deadline_s) for group in groups]
         return sum(math.inf if lane is None else lane.prediction.cost_usd for lane in lanes)
 
-    def _share(self, groups: Sequence[Group], deadline_s: float | None) -> tuple[float, list[BracketGroup]] | None:
+    def _share(self, groups: Sequence[Group], deadline_s: float | None) -> tuple[float, list[Lane]] | None:
         """Divide the instances among the lanes of a division: dynamic programming over what is left."""
         if self._bound_usd(groups, deadline_s) == math.inf or len(groups) > self.offer.max_instances:
             return None
@@ -393,10 +393,10 @@ class _Division:
         lanes = [lane for lane in widest if lane is not None]
         if len(lanes) == len(groups) and sum(lane.max_instances for lane in lanes) <= self.offer.max_instances:
             return sum(lane.planned.prediction.cost_usd for lane in lanes), lanes
-        best: dict[int, tuple[float, list[BracketGroup]]] = {0: (0.0, [])}
+        best: dict[int, tuple[float, list[Lane]]] = {0: (0.0, [])}
         for at, group in enumerate(groups):
             reserve = len(groups) - at - 1
-            grown: dict[int, tuple[float, list[BracketGroup]]] = {}
+            grown: dict[int, tuple[float, list[Lane]]] = {}
             for lane in self._quotas(group, deadline_s, reserve):
                 for used, (cost_usd, lanes) in best.items():
                     total = used + lane.max_instances
@@ -408,12 +408,12 @@ class _Division:
             best = grown
         return min(best.values(), key=lambda pair: pair[0], default=None)
 
-    def _quotas(self, group: Group, deadline_s: float | None, reserve: int) -> Iterator[BracketGroup]:
+    def _quotas(self, group: Group, deadline_s: float | None, reserve: int) -> Iterator[Lane]:
         """Yield the lane with as many instances as it can use, then with fewer and fewer."""
         quota = self.offer.max_instances - reserve
         while quota >= 1 and (planned := self._lane(group, quota, deadline_s)) is not None:
             most = widest(planned)
-            yield BracketGroup(brackets=group, stages=tuple(self._stages(group)), max_instances=most, planned=planned)
+            yield Lane(brackets=group, stages=tuple(self._stages(group)), max_instances=most, planned=planned)
             quota = most - max(1, most // 6)
 
     def _lane(self, group: Group, quota: int, deadline_s: float | None) -> Planned | None:
@@ -441,7 +441,7 @@ class _Division:
             self.constraints, deadline_s=deadline_s, max_cost_usd=None, max_gpus_per_trial=most, confidence=confidence
         )
 
-    def _joined(self, lanes: Sequence[BracketGroup]) -> JobPlan:
+    def _joined(self, lanes: Sequence[Lane]) -> JobPlan:
         """Return the plan of the lanes side by side."""
         predictions = [lane.planned.prediction for lane in lanes]
         jct_s = max(prediction.jct_s for prediction in predictions)
@@ -489,7 +489,7 @@ class _Division:
         return too_late(self.problem, shortest_s, cheapest_usd)
 
 
-def sample_lanes(lanes: Sequence[BracketGroup], profile: Profile, offer: Offer, *, seed: int = 0) -> Samples:
+def sample_lanes(lanes: Sequence[Lane], profile: Profile, offer: Offer, *, seed: int = 0) -> Samples:
     """Return samples of a whole job: the latest end of its lanes, and the cost of all lanes and the head node."""
     if lanes[0].stages[0].ladder is not None:
         runs = Simulations(lanes[0].stages[0], profile, offer, seed)
@@ -499,13 +499,13 @@ def sample_lanes(lanes: Sequence[BracketGroup], profile: Profile, offer: Offer, 
     return _sampled(lanes, [_draws(lane, widest, profile, offer, seed) for lane in lanes], offer)
 
 
-def _draws(lane: BracketGroup, widest: int, profile: Profile, offer: Offer, seed: int) -> Draws:
+def _draws(lane: Lane, widest: int, profile: Profile, offer: Offer, seed: int) -> Draws:
     """Return the samples of a lane without the head node; the job's widest stage has `widest` trials."""
     alone = replace(offer, head_price_usd_per_hour=0.0)
     return Draws(lane.stages, profile, alone, seed=seed, lane=lane.brackets[0], widest=widest)
 
 
-def _sampled(lanes: Sequence[BracketGroup], draws: Sequence[Draws], offer: Offer) -> Samples:
+def _sampled(lanes: Sequence[Lane], draws: Sequence[Draws], offer: Offer) -> Samples:
     """`sample_lanes` of draws that leave out the head node."""
     drawn = [each.evaluate(lane.planned.plan, each.most_chunks) for lane, each in zip(lanes, draws, strict=True)]
     size = min(len(samples.jct_s) for samples in drawn)
@@ -524,7 +524,7 @@ def _certain(offer: Offer, profile: Profile, slowed: float = 1.0) -> tuple[Offer
     return replace(offer, head_price_usd_per_hour=0.0), replace(profile, seconds_per_iteration=slower)
 
 
-def _figures(lanes: Sequence[BracketGroup]) -> tuple[float, float]:
+def _figures(lanes: Sequence[Lane]) -> tuple[float, float]:
     """Return the cost of lanes without the head node, and the latest end."""
     predictions = [lane.planned.prediction for lane in lanes]
     return sum(each.cost_usd for each in predictions), max(each.jct_s for each in predictions)

@@ -259,7 +259,7 @@ def usd_up(amount_usd: float) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BracketGroup:
+class Lane:
     """Brackets that run one after another."""
 
     brackets: tuple[int, ...]
@@ -275,7 +275,7 @@ class BracketGroup:
 class JobPlan:
     """A plan of a whole job: one lane if it has one bracket."""
 
-    lanes: tuple[BracketGroup, ...]
+    lanes: tuple[Lane, ...]
     prediction: Prediction
     """Prediction of the whole; its stages are those of the lanes, one lane after another."""
     odds: Odds | None
@@ -288,7 +288,7 @@ class JobPlan:
     def of_chain(cls, problem: Problem, planned: Planned) -> JobPlan:
         """Return the plan of a job of one bracket."""
         offer, stages = problem.offer, tuple(problem.stages)
-        lane = BracketGroup(brackets=(0,), stages=stages, max_instances=offer.max_instances, planned=planned)
+        lane = Lane(brackets=(0,), stages=stages, max_instances=offer.max_instances, planned=planned)
         return cls(lanes=(lane,), prediction=planned.prediction, odds=planned.odds, reserve_usd=planned.reserve_usd)
 
     @property

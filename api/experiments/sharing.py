@@ -31,7 +31,7 @@ from rubberband.executor.core.forecast import expected_iterations, stage_left_s
 from rubberband.executor.core.history import InstanceCapChanged
 from rubberband.executor.core.instances import apportioned
 from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import GroupState, State, TrialStatus
+from rubberband.executor.core.state import LaneState, State, TrialStatus
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.run.follower import JournalFollower
@@ -509,13 +509,13 @@ def _left_s(state: State, now: float, instances: int) -> float:
     return max(_lane_left_s(lane, now, share) for lane, share in zip(active, shares, strict=True))
 
 
-def _lane_left_s(lane: GroupState, now: float, instances: int) -> float:
+def _lane_left_s(lane: LaneState, now: float, instances: int) -> float:
     if lane.job.ladder is not None and lane.stages:
         return stage_left_s(lane, now, instances)
     return sum(_stage_s(lane.state, stage, instances) for stage in _stages_left(lane))
 
 
-def _stages_left(lane: GroupState) -> Iterable[Stage]:
+def _stages_left(lane: LaneState) -> Iterable[Stage]:
     """The lane's stages that are left; the current one has the trials that lack iterations, and their mean."""
     first = lane.first_left
     if not lane.stages:

@@ -10,11 +10,11 @@ from rubberband.executor.core import instances
 from rubberband.executor.core.events import Command
 from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.history import InstanceCapChanged, Promotion
-from rubberband.executor.core.state import GroupState, TrialStatus
+from rubberband.executor.core.state import LaneState, TrialStatus
 from rubberband.executor.core.trials import pause
 
 
-def promote(lane: GroupState) -> None:
+def promote(lane: LaneState) -> None:
     """Queue the trials that go on, as many as there are free slots for; one that has ended climbs without a slot."""
     state = lane.state
     rungs = lane.rungs
@@ -38,7 +38,7 @@ def promote(lane: GroupState) -> None:
         waiting += 1
 
 
-def pending_configs(lane: GroupState) -> tuple[int, ...]:
+def pending_configs(lane: LaneState) -> tuple[int, ...]:
     """Return the trials for which there is a slot, and no configuration yet."""
     if not lane.job.draws:
         return ()
@@ -46,7 +46,7 @@ def pending_configs(lane: GroupState) -> tuple[int, ...]:
     return tuple(trial.trial for trial in waiting if not lane.state.has_config(trial))
 
 
-def _last_hope(lane: GroupState) -> int | None:
+def _last_hope(lane: LaneState) -> int | None:
     """Return the rung whose best trial goes on although it is not among the best 1/eta; None: none has to.
 
     That is where trials failed, so that too few results are left for any trial to reach the last rung.
@@ -58,7 +58,7 @@ def _last_hope(lane: GroupState) -> int | None:
     return lane.rungs.highest()
 
 
-def release_idle(lane: GroupState) -> list[Command]:
+def release_idle(lane: LaneState) -> list[Command]:
     """Give back instances without a trial, once no trial waits: no more slots are ever needed than trials run then.
 
     A result makes at most one trial go on, and its own slot is free. But a trial on an instance that is left soon needs

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import GangRun, GroupState, State
+from rubberband.executor.core.state import GangRun, LaneState, State
 from rubberband.planner import SHORTEST_REACH_S
 from rubberband.units import MONEY_SLACK_USD
 from rubberband.values.offer import DATA_LINE, HEAD_LINE, RENT_LINES, SECONDS_PER_HOUR, BillLine, Offer
@@ -121,7 +121,7 @@ def bill_usd(state: State, at: float) -> float:
     return instances + functions + state.job.offer.head_cost_usd(_head_s(state, at))
 
 
-def lane_bill_usd(lane: GroupState, at: float) -> float:
+def lane_bill_usd(lane: LaneState, at: float) -> float:
     """Return a lane's share of the bill at `at`, without the head node, which all lanes share.
 
     An instance that was handed on is each lane's for as long as it could use it.

@@ -44,7 +44,7 @@ from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.history import LimitsExtended, Pause
 from rubberband.executor.core.instances import INSTANCE_EVENTS, sort_out
 from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import UNDER_WAY, GroupState, Phase, StageRecord, State, TrialState, TrialStatus
+from rubberband.executor.core.state import UNDER_WAY, LaneState, Phase, StageRecord, State, TrialState, TrialStatus
 from rubberband.executor.core.trials import rank, starts
 from rubberband.units import format_usd
 
@@ -111,7 +111,7 @@ class Controller:
         """Whether it has ended, and no resume goes on with it."""
         return self.state.course == "finished" and not limits.can_go_on(self.state)
 
-    def _may_go_on(self, event: Event, lane: GroupState | None) -> bool:
+    def _may_go_on(self, event: Event, lane: LaneState | None) -> bool:
         """Whether something may have to be done after an event that changed no trial's status."""
         if lane is None or not isinstance(event, _PROGRESS):
             return True
@@ -157,7 +157,7 @@ class Controller:
 
     # What happened
 
-    def _note(self, event: Event) -> GroupState | None:
+    def _note(self, event: Event) -> LaneState | None:
         """Take it in; return the lane that it is about, or None for all of them."""
         match event:
             case TrialStarted() | TrialRepeated() | TrialReported() | TrialEnded() | TrialFailed() | CheckpointLost():
@@ -189,7 +189,7 @@ class Controller:
 
     def _note_trial(
         self,
-        lane: GroupState,
+        lane: LaneState,
         trial: TrialState,
         event: TrialStarted | TrialRepeated | TrialReported | TrialEnded | TrialFailed | CheckpointLost,
     ) -> None:
@@ -209,7 +209,7 @@ class Controller:
             case CheckpointLost():
                 attempts.go_back(self.state, trial, event.occurred_at, event.message)
 
-    def _stop_trial(self, event: TrialStopRequested) -> GroupState | None:
+    def _stop_trial(self, event: TrialStopRequested) -> LaneState | None:
         """Stop a trial for good; a stage that waits for instances needs fewer of them then."""
         state = self.state
         trial = state.trials[event.trial] if event.trial < len(state.trials) else None
@@ -341,7 +341,7 @@ class Controller:
 
     # What is to be done
 
-    def _advance(self, lanes: Sequence[GroupState]) -> None:
+    def _advance(self, lanes: Sequence[LaneState]) -> None:
         """Go on with these lanes, and with those that they hand instances on to."""
         state, waiting = self.state, list(lanes)
         while waiting and state.course == "running":
@@ -354,7 +354,7 @@ class Controller:
                 self._commands += instances.release_left(lane)
             self._wind_up()
 
-    def _advance_lane(self, lane: GroupState) -> None:
+    def _advance_lane(self, lane: LaneState) -> None:
         state, phase = self.state, None
         while phase is not lane.phase and state.course == "running":
             phase = lane.phase
@@ -367,7 +367,7 @@ class Controller:
             elif phase is Phase.TRAINING:
                 self._train(lane)
 
-    def _begin_stage(self, lane: GroupState, stage: int) -> None:
+    def _begin_stage(self, lane: LaneState, stage: int) -> None:
         state, trials = self.state, lane.begins_with(stage)
         begun = [state.trials[trial] for trial in trials]
         for trial in begun:
@@ -387,13 +387,13 @@ class Controller:
             lane.relaunch_at = 0.0
         self._commands += instances.release_surplus(lane)
 
-    def _begin_training(self, lane: GroupState) -> None:
+    def _begin_training(self, lane: LaneState) -> None:
         lane.phase = Phase.TRAINING
         if lane.stage.training_at is None:
             lane.stage.training_at = self.state.now
         launching.note_width(lane)
 
-    def _train(self, lane: GroupState) -> None:
+    def _train(self, lane: LaneState) -> None:
         state = self.state
         if lane.rungs is not None:
             asha.promote(lane)
@@ -412,7 +412,7 @@ class Controller:
         elif not launching.awaited(lane):
             self._strand(lane)
 
-    def _sync(self, lane: GroupState) -> None:
+    def _sync(self, lane: LaneState) -> None:
         """Rank the stage's trials; promote the best, stop the rest; go to the lane's next stage or end.
 
         Those that the user has stopped are not ranked.
@@ -446,7 +446,7 @@ class Controller:
                 self._commands += attempts.let_go(trial)
         return [trial for trial in trials if trial.status is TrialStatus.COMPLETED]
 
-    def _go_to(self, lane: GroupState, stage: int) -> None:
+    def _go_to(self, lane: LaneState, stage: int) -> None:
         """The lane goes on with a stage, once its rest is planned, or is over."""
         if stage == lane.end_stage:
             self._end_lane(lane)
@@ -455,13 +455,13 @@ class Controller:
         else:
             self._begin_stage(lane, stage)
 
-    def _passes(self, lane: GroupState, stage: int) -> bool:
+    def _passes(self, lane: LaneState, stage: int) -> bool:
         """Whether a stage has no trial left to train, as all of its trials have ended by themselves."""
         if stage >= lane.bracket.end_stage:
             return False
         return all(self.state.trials[trial].ended for trial in lane.begins_with(stage))
 
-    def _fail_bracket(self, lane: GroupState, contenders: Sequence[TrialState]) -> None:
+    def _fail_bracket(self, lane: LaneState, contenders: Sequence[TrialState]) -> None:
         """All trials of a bracket failed, or were stopped by the user: other brackets go on.
 
         Unless all of them failed and no trial has ever reported, or it is the last bracket and there is no result.
@@ -483,7 +483,7 @@ class Controller:
             reason += f"; `rubberband resume {self.job.name}` tries again"
         self._end("failed", reason)
 
-    def _end_lane(self, lane: GroupState) -> None:
+    def _end_lane(self, lane: LaneState) -> None:
         """A lane is over: its instances go on to others, or are given back."""
         lane.phase = Phase.FINISHED
         if not self.state.active():
@@ -507,12 +507,12 @@ class Controller:
         state.exhausted_usd = self.job.max_cost_usd if outcome == "budget" else None
         self._commands += [attempts.stop(state, trial) for trial in state.running()]
 
-    def _strand(self, lane: GroupState) -> None:
+    def _strand(self, lane: LaneState) -> None:
         """No instance is to be had for a lane: it waits for what others give back, as long as there are others."""
         if not any(self._goes_on(other) for other in self.state.active() if other is not lane):
             self._end_stranded(lane)
 
-    def _goes_on(self, lane: GroupState) -> bool:
+    def _goes_on(self, lane: LaneState) -> bool:
         """Whether a lane trains, or will without further ado."""
         if lane.runners or not lane.waiters or lane.phase is Phase.PLANNING:
             return True
@@ -520,7 +520,7 @@ class Controller:
             return False
         return launching.awaited(lane) or bool(starts(lane))
 
-    def _end_stranded(self, lane: GroupState) -> None:
+    def _end_stranded(self, lane: LaneState) -> None:
         state = self.state
         last = next((record for record in reversed(state.instances.values()) if record.reason), None)
         cut_short = last is not None and limits.cut_short(self.job, last)

@@ -23,7 +23,7 @@ from rubberband.executor.core.job import Job, raised
 from rubberband.executor.core.limits import SMALLEST_WAIT_S, can_go_on
 from rubberband.executor.core.measured import measured
 from rubberband.executor.core.replanning import Remainder, after_sync, best_rest, elsewhere, remaining, share_a_head
-from rubberband.executor.core.state import GroupState, Phase, State
+from rubberband.executor.core.state import LaneState, Phase, State
 from rubberband.executor.journal.journal import Header
 from rubberband.units import MONEY_SLACK_USD, format_duration, format_instant, format_usd, parse_deadline
 from rubberband.values.plan import Cohort, Plan
@@ -225,7 +225,7 @@ class _GroupRest:
     """None: it follows from the expected time and cost."""
 
 
-def _remainder(lane: GroupState, now: float) -> Remainder:
+def _remainder(lane: LaneState, now: float) -> Remainder:
     return after_sync(lane, now) if lane.phase is Phase.PLANNING else _after_stage(lane, now)
 
 
@@ -304,7 +304,7 @@ def _outlook_from(job: Job, expected: Forecast, plan: Plan, reason: str, *, feas
     )
 
 
-def _after_stage(lane: GroupState, now: float) -> Remainder:
+def _after_stage(lane: LaneState, now: float) -> Remainder:
     """Return the expected remainder at the end of the lane's current stage."""
     state = lane.state
     seen, left = measured(state, lane), stage_left(lane, now)
@@ -326,7 +326,7 @@ def _after_stage(lane: GroupState, now: float) -> Remainder:
     )
 
 
-def _held_after(lane: GroupState, now: float, left_s: float) -> list[Cohort]:
+def _held_after(lane: LaneState, now: float, left_s: float) -> list[Cohort]:
     """Return the instances of the lane `left_s` from now: running ones, and those that the stage still lacks."""
     running = [record for record in lane.held.live if record.running_at is not None]
     ages = Counter((held_s(record, now) + left_s, record.market) for record in running)

@@ -20,7 +20,7 @@ from rubberband.executor.core.events import Gang
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.own_speeds import OwnSpeed, updated
-from rubberband.executor.core.state import GroupState, Phase, State, TrialState, TrialStatus
+from rubberband.executor.core.state import LaneState, Phase, State, TrialState, TrialStatus
 from rubberband.planner.exact.model import least_instances as instances_for
 from rubberband.values.offer import slots
 from rubberband.values.plan import Ladder
@@ -44,7 +44,7 @@ def gang_factor(profile: Profile, state: State, gang: Gang) -> float:
     return _factor(job, profile, [speed_of(job, state.instances[slot.instance]) for slot in gang])
 
 
-def lane_factor(profile: Profile, lane: GroupState, gpus: int) -> float:
+def lane_factor(profile: Profile, lane: LaneState, gpus: int) -> float:
     """Return the same of trials with `gpus` GPUs that are still to start on a lane's ready instances, on average.
 
     Gangs within an instance are each as fast as that; one that spans several is of all of them.
@@ -66,7 +66,7 @@ def _factor(job: Job, profile: Profile, speeds: Sequence[float]) -> float:
     return mixed_factor(speeds, balanced=job.balances)
 
 
-def assumed(lane: GroupState) -> str:
+def assumed(lane: LaneState) -> str:
     """Return the assumption about a lane's instances of other types, in words; empty where there are none."""
     job = lane.job
     counts = Counter(record.instance_type or job.offer.instance_type for record in lane.held.ready)
@@ -109,7 +109,7 @@ def forecast(state: State, now: float, instances: Mapping[int, int] | None = Non
     return Forecast(jct_s=max(ends_s), cost_usd=cost_usd)
 
 
-def later_stages(lane: GroupState) -> Forecast:
+def later_stages(lane: LaneState) -> Forecast:
     """Seconds that the lane's stages after the current one take, and what they cost, as predicted for the trials left.
 
     Where there are several brackets, that is without the head node.
@@ -118,7 +118,7 @@ def later_stages(lane: GroupState) -> Forecast:
     return Forecast(jct_s=sum(stage.jct_s for stage in later), cost_usd=sum(stage.cost_usd for stage in later))
 
 
-def _later_stage(lane: GroupState, stage: int) -> Forecast:
+def _later_stage(lane: LaneState, stage: int) -> Forecast:
     """Return the time and cost of a later stage: less than predicted where fewer trials are left than it was planned
     for, in proportion to its waves and to the instances that they need.
     """
@@ -139,14 +139,14 @@ def _later_stage(lane: GroupState, stage: int) -> Forecast:
     return Forecast(jct_s=taken_s, cost_usd=predicted.cost_usd * share)
 
 
-def stage_left(lane: GroupState, now: float, instances: int | None = None) -> Forecast:
+def stage_left(lane: LaneState, now: float, instances: int | None = None) -> Forecast:
     """Seconds until the SYNC of the lane's current stage, and what that adds to the bill, without the head node."""
     left_s = stage_left_s(lane, now, instances)
     return Forecast(jct_s=left_s, cost_usd=_stage_left_usd(lane, now, left_s))
 
 
 def stage_left_s(
-    lane: GroupState,
+    lane: LaneState,
     now: float,
     instances: int | None = None,
     known_s: Mapping[int, float] | None = None,
@@ -161,7 +161,7 @@ def stage_left_s(
     return waiting_s + _training_left_s(lane, now, instances, known_s or {})
 
 
-def _ready_at(lane: GroupState) -> float:
+def _ready_at(lane: LaneState) -> float:
     """Return when the stage's instances are expected to be ready: as planned, or later if some were asked for later."""
     state = lane.state
     stage, offer, live = lane.stage, lane.job.offer, lane.held.live
@@ -173,13 +173,13 @@ def _ready_at(lane: GroupState) -> float:
     return max(stage.started_at + planned_s, asked_at + start_s)
 
 
-def runs_in_s(lane: GroupState, now: float) -> float:
+def runs_in_s(lane: LaneState, now: float) -> float:
     """Seconds until what the stage still lacks is expected to run."""
     coming = (record.requested_at for record in lane.held.live if record.running_at is None)
     return max(0.0, max(coming, default=lane.stage.started_at) + lane.job.offer.provision_delay_s - now)
 
 
-def _stage_left_usd(lane: GroupState, now: float, left_s: float) -> float:
+def _stage_left_usd(lane: LaneState, now: float, left_s: float) -> float:
     """Return the cost that the current stage still adds to the bill: minima that are paid already are used up first."""
     job = lane.job
     if lane.phase is Phase.PLANNING:
@@ -198,7 +198,7 @@ def _stage_left_usd(lane: GroupState, now: float, left_s: float) -> float:
     return growth_usd + coming * new_instance_usd(offer, chosen.market, coming_s)
 
 
-def _functions_left_usd(lane: GroupState, now: float) -> float:
+def _functions_left_usd(lane: LaneState, now: float) -> float:
     job = lane.job
     chosen = lane.chosen
     coming = max(0, chosen.instances - sum(record.running_at is not None for record in lane.held.live))
@@ -209,7 +209,7 @@ def _functions_left_usd(lane: GroupState, now: float) -> float:
     return usd_per_s * sum(left_s) + coming * new_instance_usd(job.offer, chosen.market, 0.0)
 
 
-def _training_left_s(lane: GroupState, now: float, instances: int | None, known_s: Mapping[int, float]) -> float:
+def _training_left_s(lane: LaneState, now: float, instances: int | None, known_s: Mapping[int, float]) -> float:
     """Seconds until the current stage's last trial is done: list scheduling on the plan's slots."""
     chosen = lane.chosen
     num_slots = max(1, slots(instances or chosen.instances, lane.job.offer.slots, chosen.gpus_per_trial))
@@ -234,7 +234,7 @@ class _RungLeft(NamedTuple):
     run_s: float
 
 
-def _rungs_left(lane: GroupState) -> list[_RungLeft]:
+def _rungs_left(lane: LaneState) -> list[_RungLeft]:
     """Return the rungs that trials are still to enter."""
     state = lane.state
     if lane.job.ladder is None:
@@ -290,7 +290,7 @@ def _left_out(state: State, trial: TrialState) -> int:
     return state.job.iterations_by(max(begins, trial.last_stage)) - trial.iterations
 
 
-def _asha_left_s(lane: GroupState, now: float, num_slots: int, known_s: Mapping[int, float]) -> float:
+def _asha_left_s(lane: LaneState, now: float, num_slots: int, known_s: Mapping[int, float]) -> float:
     """Seconds until no trial climbs any more: all slots share the work, and one trial has all rungs ahead of it."""
     running, later = _running_left_s(lane, now, known_s=known_s), _rungs_left(lane)
     work_s = sum(running) + sum(_trial_left_s(lane, trial) for trial in lane.queued())
@@ -312,7 +312,7 @@ def lateness(trials: int, num_slots: int) -> float:
 
 
 def _running_left_s(
-    lane: GroupState, now: float, late: float = 0.0, known_s: Mapping[int, float] | None = None
+    lane: LaneState, now: float, late: float = 0.0, known_s: Mapping[int, float] | None = None
 ) -> list[float]:
     """Seconds that each running trial still takes."""
     known = known_s or {}
@@ -325,7 +325,7 @@ def _running_left_s(
     ]
 
 
-def running_left_s(lane: GroupState, trial: TrialState, now: float, *, starts: bool, late: float = 0.0) -> float:
+def running_left_s(lane: LaneState, trial: TrialState, now: float, *, starts: bool, late: float = 0.0) -> float:
     """Seconds that a running trial still takes, what it has done since its start or last report left out.
 
     `starts`: whether it has not made its first step.
@@ -333,7 +333,7 @@ def running_left_s(lane: GroupState, trial: TrialState, now: float, *, starts: b
     return max(0.0, _trial_left_s(lane, trial, starts, late) - (now - trial.progress_at))
 
 
-def _trial_left_s(lane: GroupState, trial: TrialState, starts: bool = True, late: float = 0.0) -> float:
+def _trial_left_s(lane: LaneState, trial: TrialState, starts: bool = True, late: float = 0.0) -> float:
     """Seconds from the trial's start, or its latest report, to the stage's end, `late` standard deviations late."""
     state = lane.state
     left, own = lane.target_iterations(trial) - trial.iterations, _own_speed(lane, trial)
@@ -350,7 +350,7 @@ def _trial_left_s(lane: GroupState, trial: TrialState, starts: bool = True, late
 _AVERAGE = OwnSpeed(factor=1.0, error=0.0)
 
 
-def _own_speed(lane: GroupState, trial: TrialState) -> OwnSpeed:
+def _own_speed(lane: LaneState, trial: TrialState) -> OwnSpeed:
     """How much longer than the profile's the trial's iterations take, by earlier stages and by this one."""
     state = lane.state
     known = lane.own.get(trial.trial)

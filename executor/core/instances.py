@@ -38,7 +38,7 @@ from rubberband.executor.core.launching import (
     stays_on_demand,
 )
 from rubberband.executor.core.limits import cut_short, leased_until
-from rubberband.executor.core.state import GroupState, Phase, State
+from rubberband.executor.core.state import LaneState, Phase, State
 from rubberband.executor.core.trials import stop
 from rubberband.values.offer import left_to_provider_until, slots
 from rubberband.values.plan import Plan, StagePlan
@@ -147,7 +147,7 @@ def _note_interrupted(state: State, record: InstanceRecord, event: InstanceInter
         record.status = InstanceStatus.LEAVING
 
 
-def _note_sold_out(lane: GroupState, reason: str) -> None:
+def _note_sold_out(lane: LaneState, reason: str) -> None:
     """Spot is dry: on demand may be asked for at once, and that is no attempt more."""
     state = lane.state
     note_dry(state, reason)
@@ -209,7 +209,7 @@ def release(state: State, records: Sequence[InstanceRecord]) -> list[Command]:
     return [ReleaseInstance(instance=one.instance, fault=faults.get(one.instance, "")) for one in records]
 
 
-def release_left(lane: GroupState) -> list[Command]:
+def release_left(lane: LaneState) -> list[Command]:
     """Give back what is taken away soon and has no trial on it any more.
 
     An instance that the provider takes away in its first hour is free, and is left to it.
@@ -226,7 +226,7 @@ def release_left(lane: GroupState) -> list[Command]:
     return release(state, unused)
 
 
-def release_surplus(lane: GroupState) -> list[Command]:
+def release_surplus(lane: LaneState) -> list[Command]:
     """Give back what the lane's stage that begins does not need: slow types, those billed longest, other markets.
 
     As long as there is no spot capacity, what was bought on demand instead stays.
@@ -243,7 +243,7 @@ def release_surplus(lane: GroupState) -> list[Command]:
     return give_up(lane, [*others, *unbilled_first[:surplus]])
 
 
-def fit_instance_cap(lane: GroupState) -> list[Command]:
+def fit_instance_cap(lane: LaneState) -> list[Command]:
     """Recall what the lane's stage holds beyond its share of the instance cap, or keep again what was recalled.
 
     An idle instance is given back at once, and one with trials once these have stopped: at their next checkpoints, or
@@ -266,7 +266,7 @@ def fit_instance_cap(lane: GroupState) -> list[Command]:
     return commands + end(lane)
 
 
-def _recall(lane: GroupState, surplus: int) -> list[Command]:
+def _recall(lane: LaneState, surplus: int) -> list[Command]:
     held = lane.held
     unbilled_first = sorted(held.live, key=lambda record: record.running_at is not None)
     idle = [record for record in unbilled_first if not lane.runners.uses(record.instance)][:surplus]
@@ -277,7 +277,7 @@ def _recall(lane: GroupState, surplus: int) -> list[Command]:
     return give_up(lane, idle)
 
 
-def _stop_recalled(lane: GroupState) -> list[Command]:
+def _stop_recalled(lane: LaneState) -> list[Command]:
     """Stop the trials on recalled instances now; they go on from their latest checkpoints."""
     recalled = [record for record in lane.held.leaving if record.recalled_at is not None]
     struck = {trial.trial: trial for record in recalled for trial in lane.runners.on(record.instance)}
@@ -289,7 +289,7 @@ def _recalled(leaving: Sequence[InstanceRecord]) -> list[InstanceRecord]:
     return [record for record in leaving if record.recalled_at is not None and record.interrupted_at is None]
 
 
-def _least_used(lane: GroupState, busy: Sequence[InstanceRecord], count: int) -> list[InstanceRecord]:
+def _least_used(lane: LaneState, busy: Sequence[InstanceRecord], count: int) -> list[InstanceRecord]:
     """Return `count` instances on which the fewest trials run, in all: a gang that spans several stops once."""
     left, chosen, stopped = list(busy), list[InstanceRecord](), set[int]()
     while left and len(chosen) < count:
@@ -301,7 +301,7 @@ def _least_used(lane: GroupState, busy: Sequence[InstanceRecord], count: int) ->
     return chosen
 
 
-def release_unneeded(lane: GroupState) -> list[Command]:
+def release_unneeded(lane: LaneState) -> list[Command]:
     """Give back idle instances that neither the stage nor the next one needs, once trials have ended by themselves."""
     if lane.waiters or not lane.has_ended:
         return []
@@ -313,7 +313,7 @@ def release_unneeded(lane: GroupState) -> list[Command]:
     return give_up(lane, idle[: max(0, len(live) - lane.needs)])
 
 
-def release_all(lane: GroupState) -> list[Command]:
+def release_all(lane: LaneState) -> list[Command]:
     """Give back what a lane holds that is over."""
     return give_up(lane, lane.held.live)
 
@@ -321,7 +321,7 @@ def release_all(lane: GroupState) -> list[Command]:
 # Instances that a lane does not need go warm to another that lacks them, where that surely costs no more than to buy.
 
 
-def give_up(lane: GroupState, records: Sequence[InstanceRecord]) -> list[Command]:
+def give_up(lane: LaneState, records: Sequence[InstanceRecord]) -> list[Command]:
     """Hand on to other lanes what they lack, and give back the rest of what `lane` does not need."""
     state = lane.state
     spare, commands = list(records), list[Command]()
@@ -333,7 +333,7 @@ def give_up(lane: GroupState, records: Sequence[InstanceRecord]) -> list[Command
     return commands + release(state, spare)
 
 
-def _wanted(lane: GroupState, spare: Sequence[InstanceRecord]) -> list[InstanceRecord]:
+def _wanted(lane: LaneState, spare: Sequence[InstanceRecord]) -> list[InstanceRecord]:
     """Return the instances of `spare` that a lane takes instead of those that it waits for, or cannot buy.
 
     A stage that lacks more than there is goes on waiting, and what it was handed is paid for meanwhile: by no more than
@@ -351,13 +351,13 @@ def _wanted(lane: GroupState, spare: Sequence[InstanceRecord]) -> list[InstanceR
     return taken if waits_usd <= job.offer.once_usd_per_instance else []
 
 
-def _not_running(lane: GroupState) -> list[InstanceRecord]:
+def _not_running(lane: LaneState) -> list[InstanceRecord]:
     """Return the requested instances of a lane that cost nothing to give up: they are not expected to run by now."""
     coming = (record for record in lane.held.live if record.running_at is None)
     return [record for record in coming if record.requested_at + lane.job.offer.provision_delay_s > lane.state.now]
 
 
-def _hand_on(lane: GroupState, records: Sequence[InstanceRecord]) -> list[Command]:
+def _hand_on(lane: LaneState, records: Sequence[InstanceRecord]) -> list[Command]:
     """Assign instances to a lane; what it had asked for instead is given up."""
     state = lane.state
     if not records:
@@ -491,7 +491,7 @@ def apportioned(total: int, quotas: Sequence[int]) -> list[int]:
     return shares
 
 
-def _cut_plan(lane: GroupState) -> None:
+def _cut_plan(lane: LaneState) -> None:
     """Cut what is left of the lane's plan to its share, or to what it is promised.
 
     A plan that is held fixed is the job's again as the share grows.
@@ -513,7 +513,7 @@ def cut(job: Job, choice: StagePlan, most: int) -> StagePlan:
     return replace(choice, instances=instances, gpus_per_trial=size)
 
 
-def note_resized(lane: GroupState, event: RestPlanned) -> None:
+def note_resized(lane: LaneState, event: RestPlanned) -> None:
     """The rest is planned again from the current stage on, while that is under way."""
     state = lane.state
     state.decisions.append(event)

@@ -9,7 +9,7 @@ from rubberband.executor.core.bill import market_usd_per_s
 from rubberband.executor.core.events import Command, LaunchInstance
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.forecast import forecast, stage_left_s
-from rubberband.executor.core.state import GroupState, Phase, State
+from rubberband.executor.core.state import LaneState, Phase, State
 from rubberband.executor.core.trials import starts
 from rubberband.units import MONEY_SLACK_USD, counted
 from rubberband.values.offer import SECONDS_PER_HOUR
@@ -23,7 +23,7 @@ RETRY_DELAY_S = 10.0
 """Before a refused launch, or one that came to nothing, is tried again; doubled each time."""
 
 
-def launch_missing(lane: GroupState) -> list[Command]:
+def launch_missing(lane: LaneState) -> list[Command]:
     """Ask for the instances that the lane's stage still lacks, as far as the budget allows."""
     state = lane.state
     if state.now < lane.relaunch_at or (missing := lane.missing) == 0:
@@ -57,12 +57,12 @@ def launch(record: InstanceRecord) -> LaunchInstance:
     return LaunchInstance(instance=record.instance, market=record.market, first_lease_s=record.first_lease_s)
 
 
-def note_width(lane: GroupState) -> None:
+def note_width(lane: LaneState) -> None:
     """Remember the most instances that the lane's stage has held."""
     lane.stage.widest = max(lane.stage.widest, len(lane.held.live))
 
 
-def _may_launch(lane: GroupState) -> bool:
+def _may_launch(lane: LaneState) -> bool:
     """Use up an attempt, and return whether one was left. Launches within moments (many are lost at once) are one."""
     if lane.state.now < lane.round_until:
         return True
@@ -73,7 +73,7 @@ def _may_launch(lane: GroupState) -> bool:
     return True
 
 
-def allow_another_launch(lane: GroupState) -> None:
+def allow_another_launch(lane: LaneState) -> None:
     """Allow another launch: replacing an instance that the provider took away costs none of the attempts."""
     lane.launches_left = min(lane.job.launch_attempts, lane.launches_left + 1)
 
@@ -88,7 +88,7 @@ def _bind_leases(state: State, records: Sequence[InstanceRecord]) -> None:
     state.fleet.rent_changed()
 
 
-def startable(lane: GroupState, wanted: int) -> int:
+def startable(lane: LaneState, wanted: int) -> int:
     """How many of `wanted` instances may be asked for, as far as it is known whether instances get ready.
 
     Once one has failed to, those that are on their way count among the attempts that are left. When none is left, one
@@ -103,7 +103,7 @@ def startable(lane: GroupState, wanted: int) -> int:
     return max(0, min(wanted, lane.job.start_attempts - state.fleet.failed_starts - coming))
 
 
-def awaited(lane: GroupState) -> bool:
+def awaited(lane: LaneState) -> bool:
     """Whether an instance of the lane's stage may still come before its trials start."""
     if lane.waits_for_instances or _waits_for_recalled(lane) or _waits_for_promise(lane):
         return True
@@ -119,7 +119,7 @@ def awaited(lane: GroupState) -> bool:
     return (lane.relaunch_at > lane.state.now and lane.missing > 0) or limits.awaits_release(lane)
 
 
-def _waits_for_promise(lane: GroupState) -> bool:
+def _waits_for_promise(lane: LaneState) -> bool:
     """Whether the lane's stage is promised more instances than its share of the cap is yet.
 
     It does not begin on fewer: gangs that are narrower end their iterations later than the promise allows.
@@ -129,7 +129,7 @@ def _waits_for_promise(lane: GroupState) -> bool:
     return lane.max_instances < wanted <= lane.promised_instances
 
 
-def _waits_for_recalled(lane: GroupState) -> bool:
+def _waits_for_recalled(lane: LaneState) -> bool:
     """Whether a lane lacks an instance that it may have once another lane has given one back."""
     if lane.wanted <= len(lane.held.live):
         return False
@@ -162,7 +162,7 @@ def note_taken(state: State, record: InstanceRecord) -> None:
         note_dry(state, f"EC2 took {counted(len(taken), 'spot instance')} away in this stage")
 
 
-def affordable_on_demand(lane: GroupState, wanted: int) -> int:
+def affordable_on_demand(lane: LaneState, wanted: int) -> int:
     """How many of `wanted` spot instances are bought on demand instead: 0 where spot may be had, or it is not worth it.
 
     It is worth it where no trial could train otherwise, or the deadline would be missed with the instances that there
@@ -179,13 +179,13 @@ def affordable_on_demand(lane: GroupState, wanted: int) -> int:
     return next((count for count in range(wanted, 0, -1) if _missing_usd(lane, count) <= 0.0), 0)
 
 
-def stays_on_demand(lane: GroupState) -> bool:
+def stays_on_demand(lane: LaneState) -> bool:
     """Whether what was bought on demand instead of spot is kept for the stage that begins."""
     chosen = lane.chosen
     return chosen.market == "spot" and is_dry(lane.state) and _missing_usd(lane, chosen.instances) <= 0.0
 
 
-def _missing_usd(lane: GroupState, count: int) -> float:
+def _missing_usd(lane: LaneState, count: int) -> float:
     """Return what max_cost lacks for the expected cost with `count` of the stage's instances on demand."""
     job, state = lane.job, lane.state
     if job.max_cost_usd is None:
@@ -196,7 +196,7 @@ def _missing_usd(lane: GroupState, count: int) -> float:
     return cost_usd - job.max_cost_usd - MONEY_SLACK_USD
 
 
-def needed_usd(lane: GroupState) -> float | None:
+def needed_usd(lane: LaneState) -> float | None:
     """The max_cost with which one instance would be bought on demand instead; None where that is not what it lacks."""
     if lane.job.max_cost_usd is None or lane.chosen.market != "spot" or not is_dry(lane.state):
         return None

@@ -9,7 +9,7 @@ from rubberband.executor.core.bill import RunSpending
 from rubberband.executor.core.events import FailureKind
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import GroupState, Phase, State, TrialState
+from rubberband.executor.core.state import LaneState, Phase, State, TrialState
 from rubberband.units import MONEY_SLACK_USD, counted, format_usd
 
 SHORTEST_HOLD_S = 0.01
@@ -120,7 +120,7 @@ def affordable(state: State, wanted: int = 1) -> int:
     return count
 
 
-def awaits_release(lane: GroupState) -> bool:
+def awaits_release(lane: LaneState) -> bool:
     """Whether another instance could be asked for, were all given back that is released."""
     state = lane.state
     lacking = lane.missing

@@ -16,7 +16,7 @@ from statistics import fmean, median
 from rubberband.executor.core.events import Slot
 from rubberband.executor.core.forecast import gang_factor
 from rubberband.executor.core.own_speeds import OwnSpeed, OwnSpeeds, own_speeds, with_metric
-from rubberband.executor.core.state import UNDER_WAY, GangRun, GroupState, State, TrialReport, TrialState, TrialStatus
+from rubberband.executor.core.state import UNDER_WAY, GangRun, LaneState, State, TrialReport, TrialState, TrialStatus
 from rubberband.planner.goodput.planning import at_noise_scale
 from rubberband.planner.queueing import recalibrated, updates_per_s
 from rubberband.units import counted, format_duration, format_usd
@@ -77,7 +77,7 @@ def is_settled(report: TrialReport) -> bool:
     return not sizes or (noise_scale_of(report) is not None and max(sizes) <= SETTLED * min(sizes))
 
 
-def present_noise_scale(lane: GroupState) -> float | None:
+def present_noise_scale(lane: LaneState) -> float | None:
     """The median of the trials that go on; None where the profile has no model, none is known, or it is as expected."""
     if lane.job.profile.goodput is None:
         return None
@@ -87,14 +87,14 @@ def present_noise_scale(lane: GroupState) -> float | None:
     return median(latest)
 
 
-def _left(lane: GroupState) -> list[TrialState]:
+def _left(lane: LaneState) -> list[TrialState]:
     if lane.stages and lane.stage.ranking:
         return [lane.state.trials[trial] for trial in _next(lane)]
     left = [trial for trial in lane.state.trials if trial.status is not TrialStatus.FAILED and not trial.ended]
     return [trial for trial in left if trial.stopped_at is None]
 
 
-def _next(lane: GroupState) -> tuple[int, ...]:
+def _next(lane: LaneState) -> tuple[int, ...]:
     """The trials that train after the lane's last SYNC: the promoted ones, or those of the lane's next bracket."""
     job = lane.job
     following, bracket = lane.stage.stage + 1, lane.bracket
@@ -256,7 +256,7 @@ class _Speed:
     iterations: int
 
 
-def measured(state: State, lane: GroupState | None = None) -> Measured:
+def measured(state: State, lane: LaneState | None = None) -> Measured:
     """The job's profile and offer, corrected by what the state's trials and instances took.
 
     Gang sizes that were seen get their own factor, the others the mean of those, weighted by iterations. Where workers
@@ -417,7 +417,7 @@ def _factor(trials: Mapping[int, list[float]], profile: Profile, known: OwnSpeed
     return shrunk(ratios, median(cvs), WITHIN_NOISE)
 
 
-def _going_on(lane: GroupState, own: OwnSpeeds) -> dict[int, OwnSpeed]:
+def _going_on(lane: LaneState, own: OwnSpeeds) -> dict[int, OwnSpeed]:
     if not own.of or not lane.stages or not lane.stage.ranking:
         return {}
     unseen = OwnSpeed(factor=1.0, error=own.trial_cv)

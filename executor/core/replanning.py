@@ -17,7 +17,7 @@ from rubberband.executor.core.events import RestPlanned
 from rubberband.executor.core.forecast import assumed, forecast, lane_factor, later_stages, stage_left
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.measured import Measured, measured
-from rubberband.executor.core.state import GroupState, Phase, State
+from rubberband.executor.core.state import LaneState, Phase, State
 from rubberband.planner import Problem, Replanned, Reserve, replan
 from rubberband.units import counted
 from rubberband.values.offer import Offer
@@ -29,7 +29,7 @@ from rubberband.values.profile import Profile
 class Remainder:
     """Start of the rest of a job, with what is held and spent by then."""
 
-    lane: GroupState
+    lane: LaneState
     done: int
     """The first stage of the rest."""
     stages: tuple[Stage, ...]
@@ -115,7 +115,7 @@ def decide_within(state: State, now: float) -> RestPlanned:
     )
 
 
-def _within_stage(lane: GroupState, now: float) -> Remainder:
+def _within_stage(lane: LaneState, now: float) -> Remainder:
     """The remainder of a lane within a stage, which is taken to begin now with what its trials lack."""
     job = lane.job
     remainder, stage = after_sync(lane, now), lane.stage.stage
@@ -141,7 +141,7 @@ def _cap_text(state: State) -> str:
     )
 
 
-def after_sync(lane: GroupState, now: float) -> Remainder:
+def after_sync(lane: LaneState, now: float) -> Remainder:
     """The remainder of a lane between two stages."""
     state = lane.state
     seen = measured(state, lane)
@@ -159,7 +159,7 @@ def after_sync(lane: GroupState, now: float) -> Remainder:
     )
 
 
-def elsewhere(lane: GroupState, now: float) -> tuple[float, float]:
+def elsewhere(lane: LaneState, now: float) -> tuple[float, float]:
     """Return the cost that other lanes and the shared head node still add to the bill, and the end of those lanes."""
     state = lane.state
     if not share_a_head(state):
@@ -196,7 +196,7 @@ def best_rest(state: State, remainder: Remainder) -> Replanned:
     return replace(found, plan=plan, prediction=found.present, changed=False, reason="plan unchanged: it is promised")
 
 
-def reserve(lane: GroupState) -> Reserve:
+def reserve(lane: LaneState) -> Reserve:
     """The terms of the money that a plan of a lane's rest leaves, beside that of the other lanes."""
     job = lane.job
     others = [lane.state.plan.stages[one.stage.stage : one.end_stage] for one in lane.state.active() if one is not lane]
@@ -243,21 +243,21 @@ def _replanned(state: State, remainder: Remainder) -> Replanned:
     )
 
 
-def on_held_types(lane: GroupState, profile: Profile) -> Profile:
+def on_held_types(lane: LaneState, profile: Profile) -> Profile:
     """The profile of trials on the types that the lane holds; as it is unless others are used."""
     table = profile.seconds_per_iteration
     on_held_s = {gpus: lane_factor(profile, lane, gpus) * taken_s for gpus, taken_s in table.items()}
     return profile if on_held_s == table else replace(profile, seconds_per_iteration=on_held_s)
 
 
-def _most_instances(lane: GroupState) -> int:
+def _most_instances(lane: LaneState) -> int:
     """The instances that a lane may have: its own, and its share of what none of the lanes that go on has."""
     state = lane.state
     share = lane.max_instances + state.spare_instances // len(state.active())
     return share if state.instance_cap is None else max(share, lane.least_instances)
 
 
-def remaining(lane: GroupState) -> tuple[Stage, ...]:
+def remaining(lane: LaneState) -> tuple[Stage, ...]:
     """The job's stages up to the lane's last; those that its trials go on to train no more trials than are left."""
     job = lane.job
     left = lane.trials_left
@@ -280,7 +280,7 @@ def limits(job: Job) -> PlanningConstraints:
     )
 
 
-def held(lane: GroupState, now: float) -> list[Cohort]:
+def held(lane: LaneState, now: float) -> list[Cohort]:
     """The instances of a lane that run, by how long they have been billed.
 
     One that was asked for and does not run yet is not held: it costs and delays a plan just as a new one does, and
@@ -294,7 +294,7 @@ def held(lane: GroupState, now: float) -> list[Cohort]:
     return [Cohort(instances=count, held_s=age_s, market=market) for (age_s, market), count in sorted(cohorts.items())]
 
 
-def _losses(lane: GroupState) -> str:
+def _losses(lane: LaneState) -> str:
     planned = lane.chosen.instances if lane.needs is None else lane.wanted
     running = sum(record.running_at is not None for record in lane.held.live)
     return "" if running >= planned else f"{running} of {counted(planned, 'instance')} are left"
@@ -316,7 +316,7 @@ def without_head(offer: Offer, stages: Sequence[StagePrediction]) -> tuple[Stage
     )
 
 
-def _as_before(lane: GroupState, now: float, reason: str) -> RestPlanned:
+def _as_before(lane: LaneState, now: float, reason: str) -> RestPlanned:
     state = lane.state
     expected, done = forecast(state, now), lane.next_stage
     return RestPlanned(

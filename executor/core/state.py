@@ -164,7 +164,7 @@ _PHASES: Mapping[Course, Phase] = {"new": Phase.NEW, "ending": Phase.ENDING, "fi
 
 
 @dataclass(slots=True, kw_only=True)
-class GroupState:
+class LaneState:
     """Brackets that run one after another on the instances that are assigned to them."""
 
     lane: int
@@ -390,7 +390,7 @@ class State:
     job: Job
     """With the limits in force, which may be raised while it runs."""
     trials: list[TrialState]
-    lanes: list[GroupState]
+    lanes: list[LaneState]
     lane_of: Sequence[int]
     """Trial -> its lane."""
     plan: Plan
@@ -485,11 +485,11 @@ class State:
         """Return the seconds from the start of the run to `at`; 0 before the start."""
         return 0.0 if self.course == "new" else max(0.0, at - self.started_at)
 
-    def lane_of_trial(self, trial: TrialState) -> GroupState:
+    def lane_of_trial(self, trial: TrialState) -> LaneState:
         """The lane that trains a trial."""
         return self.lanes[self.lane_of[trial.trial]]
 
-    def active(self) -> list[GroupState]:
+    def active(self) -> list[LaneState]:
         """The lanes that are not over."""
         return [lane for lane in self.lanes if lane.phase is not Phase.FINISHED]
 
@@ -529,13 +529,13 @@ class State:
         """The trials that start as soon as a sampler has drawn them, where trials climb rungs."""
         return self.pending_configs if self.course == "running" else ()
 
-    def planning(self) -> GroupState | None:
+    def planning(self) -> LaneState | None:
         """The first lane whose rest is to be planned now."""
         if self.course != "running":
             return None
         return next((lane for lane in self.lanes if lane.phase is Phase.PLANNING), None)
 
-    def resizing(self) -> GroupState | None:
+    def resizing(self) -> LaneState | None:
         """The first lane whose current stage is to be planned again now, within it."""
         if self.course != "running":
             return None
@@ -590,11 +590,11 @@ class State:
         return self.allocations[trial.allocation]
 
 
-def lanes_of(job: Job) -> list[GroupState]:
+def lanes_of(job: Job) -> list[LaneState]:
     """The lanes of a job, before its first event."""
     brackets, most = job.all_brackets(), job.lane_instances or (job.offer.max_instances,)
     of = {number: tuple(bracket for bracket in brackets if bracket.lane == number) for number in range(len(most))}
-    lanes = [GroupState(lane=number, brackets=of[number], max_instances=most[number]) for number in of]
+    lanes = [LaneState(lane=number, brackets=of[number], max_instances=most[number]) for number in of]
     if job.ladder is not None:
         lanes[0].rungs = Rungs(job.ladder)
     return lanes

@@ -22,7 +22,7 @@ from rubberband.executor.core.forecast import forecast, running_left_s, stage_le
 from rubberband.executor.core.history import HungInstance, Replacement
 from rubberband.executor.core.instances import release
 from rubberband.executor.core.launching import allow_another_launch
-from rubberband.executor.core.state import GroupState, Phase, State, TrialState, TrialStatus
+from rubberband.executor.core.state import LaneState, Phase, State, TrialState, TrialStatus
 from rubberband.executor.core.trials import stop
 from rubberband.values.balance import BalanceUse
 
@@ -32,7 +32,7 @@ LEAST_SAVED = 0.05
 """Part of the stage's remaining time that a replacement must save: forecasts are no more exact."""
 
 
-def replace_slow(lane: GroupState, trial: TrialState) -> list[Command]:
+def replace_slow(lane: LaneState, trial: TrialState) -> list[Command]:
     """Replace a slow instance of a trial that has just reported, if that pays within deadline and budget."""
     state = lane.state
     use = trial.reports[-1].balance if trial.reports else None
@@ -50,7 +50,7 @@ def replace_slow(lane: GroupState, trial: TrialState) -> list[Command]:
     return _replace(lane, state.instances[best.instance], first=best.first)
 
 
-def replace_hung(lane: GroupState, trial: TrialState) -> list[Command]:
+def replace_hung(lane: LaneState, trial: TrialState) -> list[Command]:
     """Replace the instance of a trial that has just hung in training, if no other trial on it has reported meanwhile.
 
     A trial is evidence once. One that hangs on the other instance too, and has no retry left, hangs by its own doing;
@@ -93,7 +93,7 @@ def _suspects(state: State, trial: TrialState, use: BalanceUse) -> list[Instance
     return [state.instances[name] for name in names if state.instances[name].status is InstanceStatus.READY]
 
 
-def _hang_is_evidence(lane: GroupState, trial: TrialState) -> bool:
+def _hang_is_evidence(lane: LaneState, trial: TrialState) -> bool:
     """Whether a trial's hang says something about its instance, and the instance may be exchanged now."""
     state = lane.state
     hung = state.history.of(HungInstance)
@@ -116,14 +116,14 @@ def _is_alive(state: State, record: InstanceRecord, since: float) -> bool:
     return False
 
 
-def _may_replace(lane: GroupState) -> bool:
+def _may_replace(lane: LaneState) -> bool:
     """Whether a slow instance may be exchanged now: no trial waits, and replacements are left."""
     if len(lane.state.history.of(Replacement)) >= MOST_REPLACEMENTS or lane.waiters:
         return False
     return _may_exchange(lane)
 
 
-def _may_exchange(lane: GroupState) -> bool:
+def _may_exchange(lane: LaneState) -> bool:
     """Whether an instance may be exchanged now: all that are wanted are there, and one more can be bought."""
     state = lane.state
     if lane.job.offer.billing == "per_function" or state.course != "running" or lane.phase is not Phase.TRAINING:
@@ -138,7 +138,7 @@ def _may_exchange(lane: GroupState) -> bool:
 # What a replacement saves and costs.
 
 
-def _weighed(lane: GroupState, trial: TrialState, use: BalanceUse, record: InstanceRecord) -> Replacement:
+def _weighed(lane: LaneState, trial: TrialState, use: BalanceUse, record: InstanceRecord) -> Replacement:
     """Return what replacing an instance does: the start of another one, and of its trials, included."""
     job, state = lane.job, lane.state
     ranks = tuple(rank for rank, slot in enumerate(trial.gang) if slot.instance == record.instance)
@@ -201,7 +201,7 @@ def _iteration_s(state: State, trial: TrialState, use: BalanceUse) -> float:
     return use.step_s * use.steps
 
 
-def _rest_usd(lane: GroupState, left_s: float, *, instances: int) -> float:
+def _rest_usd(lane: LaneState, left_s: float, *, instances: int) -> float:
     """Return the cost of a number of the lane's instances, and of the head node, for the rest of the stage."""
     usd_per_s = market_usd_per_s(lane.job.offer, lane.chosen.market)
     return instances * usd_per_s * left_s + lane.job.offer.head_cost_usd(left_s)
@@ -212,7 +212,7 @@ def _growth_usd(state: State, record: InstanceRecord, held_s: float) -> float:
     return instance_cost_usd(state.job, record, state.now + held_s) - instance_cost_usd(state.job, record, state.now)
 
 
-def _pays(lane: GroupState, found: Replacement) -> bool:
+def _pays(lane: LaneState, found: Replacement) -> bool:
     """Whether a replacement saves time, and money too unless the deadline or the objective asks for time alone."""
     job, state = lane.job, lane.state
     if found.saved_s < LEAST_SAVED * found.left_s or found.saved_s <= 0.0:
@@ -229,7 +229,7 @@ def _pays(lane: GroupState, found: Replacement) -> bool:
 # The exchange.
 
 
-def _has_room(lane: GroupState) -> bool:
+def _has_room(lane: LaneState) -> bool:
     """Whether another instance may be held beside the slow one until it is ready."""
     state = lane.state
     held, fleet = len(lane.held.live), state.fleet
@@ -237,7 +237,7 @@ def _has_room(lane: GroupState) -> bool:
     return held < lane.max_instances and (state.instance_cap is None or total < state.instance_cap)
 
 
-def _replace(lane: GroupState, record: InstanceRecord, *, first: bool) -> list[Command]:
+def _replace(lane: LaneState, record: InstanceRecord, *, first: bool) -> list[Command]:
     """Leave an instance: at once, or once another one is ready where both may be held."""
     state = lane.state
     allow_another_launch(lane)

@@ -11,7 +11,7 @@ from rubberband.executor.core.events import TrialReported as Reported
 from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.history import InstanceCapChanged, Setback
 from rubberband.executor.core.placement import place
-from rubberband.executor.core.state import GangRun, GroupState, State, TrialReport, TrialState, TrialStatus
+from rubberband.executor.core.state import GangRun, LaneState, State, TrialReport, TrialState, TrialStatus
 
 SHORTEST_HANG_S = 60.0
 """A trial that trains is never taken to hang before this long without a report, unless the user set a timeout."""
@@ -24,7 +24,7 @@ FINAL_FAILURES: frozenset[FailureKind] = frozenset({"not_a_number", "no_metric"}
 """Failures that another try would only repeat."""
 
 
-def start(lane: GroupState, trial: TrialState, gang: Gang) -> StartTrial:
+def start(lane: LaneState, trial: TrialState, gang: Gang) -> StartTrial:
     """Order a queued trial to train on `gang`, until its lane's current stage ends."""
     state = lane.state
     trial.gang = gang
@@ -46,19 +46,19 @@ def start(lane: GroupState, trial: TrialState, gang: Gang) -> StartTrial:
     )
 
 
-def note_progress(lane: GroupState, trial: TrialState, at: float) -> None:
+def note_progress(lane: LaneState, trial: TrialState, at: float) -> None:
     """The trial did something: it is not taken to hang for a while."""
     trial.progress_at = at
     lane.runners.note_due(trial, due_at(lane.state, trial))
 
 
-def note_started(lane: GroupState, trial: TrialState, at: float) -> None:
+def note_started(lane: LaneState, trial: TrialState, at: float) -> None:
     """The gang is up, and its first step begins."""
     lane.state.allocation(trial).training_at = at
     note_progress(lane, trial, at)
 
 
-def note_repeated(lane: GroupState, trial: TrialState, at: float) -> None:
+def note_repeated(lane: LaneState, trial: TrialState, at: float) -> None:
     """An iteration is done again that was reported before: that is progress, and nothing new."""
     use = lane.state.allocation(trial)
     if not trial.reports or use.training_at is None or trial.reports[-1].reported_at <= use.training_at:
@@ -66,7 +66,7 @@ def note_repeated(lane: GroupState, trial: TrialState, at: float) -> None:
     note_progress(lane, trial, at)
 
 
-def note_report(lane: GroupState, trial: TrialState, event: Reported) -> list[Command]:
+def note_report(lane: LaneState, trial: TrialState, event: Reported) -> list[Command]:
     """One more iteration is done: pause at the end of stage or rung, and leave an instance that is taken away soon.
 
     The checkpoint before is kept, to go back to should the new one be lost.
@@ -87,7 +87,7 @@ def note_report(lane: GroupState, trial: TrialState, event: Reported) -> list[Co
     return orders
 
 
-def note_late(lane: GroupState, trial: TrialState, event: Reported) -> list[Command]:
+def note_late(lane: LaneState, trial: TrialState, event: Reported) -> list[Command]:
     """A stopped attempt's report arrived after all: a resume goes on from there, and does not train it again."""
     if trial.status is not TrialStatus.QUEUED or event.iterations != trial.iterations + 1:
         return []
@@ -99,7 +99,7 @@ def note_late(lane: GroupState, trial: TrialState, event: Reported) -> list[Comm
     return orders
 
 
-def _take_in(lane: GroupState, trial: TrialState, event: Reported) -> list[Command]:
+def _take_in(lane: LaneState, trial: TrialState, event: Reported) -> list[Command]:
     """Add a report to its trial."""
     replaced = None
     trial.iterations = event.iterations
@@ -122,14 +122,14 @@ def _take_in(lane: GroupState, trial: TrialState, event: Reported) -> list[Comma
     return [] if replaced is None else [DiscardCheckpoint(checkpoint=replaced)]
 
 
-def note_end(lane: GroupState, trial: TrialState) -> None:
+def note_end(lane: LaneState, trial: TrialState) -> None:
     """The trial has ended by itself: its latest report counts, and it trains no more."""
     trial.ended = lane.has_ended = True
     free(lane.state, trial)
     pause(lane, trial)
 
 
-def pause(lane: GroupState, trial: TrialState) -> None:
+def pause(lane: LaneState, trial: TrialState) -> None:
     """The trial waits for SYNC; where it climbs rungs (asha), its result counts at once."""
     job = lane.job
     if lane.rungs is None or job.ladder is None:
@@ -156,7 +156,7 @@ def stop(state: State, trial: TrialState, *, at: float | None = None, preempted:
     return StopTrial(trial=trial.trial, attempt=trial.attempt)
 
 
-def withdraw(lane: GroupState, trial: TrialState) -> list[Command]:
+def withdraw(lane: LaneState, trial: TrialState) -> list[Command]:
     """The user stops a trial: it gives its gang back, and is neither started nor promoted again."""
     orders: list[Command] = [stop(lane.state, trial)] if trial.status is TrialStatus.RUNNING else []
     if lane.rungs is not None and trial.status is TrialStatus.PAUSED:
@@ -216,7 +216,7 @@ def _function_changed(state: State) -> None:
 # Where attempts start, and when they stop to go on elsewhere. Pure.
 
 
-def starts(lane: GroupState) -> Mapping[int, Gang]:
+def starts(lane: LaneState) -> Mapping[int, Gang]:
     """Trial -> its gang, for the lane's queued trials (in order) for which slots are free."""
     if not lane.waiters or not lane.held.ready:
         return {}
@@ -228,7 +228,7 @@ def starts(lane: GroupState) -> Mapping[int, Gang]:
     return {trial.trial: gang for trial, gang in zip(waiting, placed, strict=True) if gang is not None}
 
 
-def moves(lane: GroupState, trial: TrialState) -> bool:
+def moves(lane: LaneState, trial: TrialState) -> bool:
     """Whether a running trial is to leave an instance that is taken away soon, since there is room on those that stay.
 
     Where there is none, it may as well go on. A slow instance is not left for a narrower gang.
@@ -251,7 +251,7 @@ def moves(lane: GroupState, trial: TrialState) -> bool:
     return trial.trial in place(allocation, held | {trial.trial: trial.gang}, gpus, locked=held)
 
 
-def stops_at_checkpoint(lane: GroupState, trial: TrialState) -> bool:
+def stops_at_checkpoint(lane: LaneState, trial: TrialState) -> bool:
     """Whether a running trial stops at a checkpoint: its instance is recalled, or it goes on with another gang."""
     if not lane.state.history.of(InstanceCapChanged):
         return False
@@ -260,7 +260,7 @@ def stops_at_checkpoint(lane: GroupState, trial: TrialState) -> bool:
     return lane.resized == lane.stage.stage and _changes_width(lane, trial)
 
 
-def _changes_width(lane: GroupState, trial: TrialState) -> bool:
+def _changes_width(lane: LaneState, trial: TrialState) -> bool:
     """Whether a trial takes a narrower gang, so that another trial can start too, or a wider one that is faster."""
     size, width = lane.gang_size, len(trial.gang)
     if size in (0, width) or (size > width and lane.waiters) or (size < width and not lane.waiters):

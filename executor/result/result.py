@@ -25,7 +25,7 @@ from rubberband.executor.core.bill import (
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.core.history import DecisionResult, LimitsExtended, Pause, Replacement, RungResult, Setback
 from rubberband.executor.core.limits import can_go_on, not_started
-from rubberband.executor.core.state import GangRun, GroupState, Phase, State, TrialState
+from rubberband.executor.core.state import GangRun, LaneState, Phase, State, TrialState
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.result.batch_history import (
     BalanceStretch,
@@ -659,7 +659,7 @@ def _rungs(state: State) -> list[RungResult]:
     ]
 
 
-def _bill_usd(lane: GroupState, at: float) -> float:
+def _bill_usd(lane: LaneState, at: float) -> float:
     """Return the bill at `at`: of the whole job or, if it has several brackets, of a lane, without the head node."""
     return lane_bill_usd(lane, at) if lane.job.is_divided else bill_usd(lane.state, at)
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from rubberband.planner import Box, BracketGroup, Draws, Estimate, JobPlan, Problem, Simulations, predict, varies
+from rubberband.planner import Box, Draws, Estimate, JobPlan, Lane, Problem, Simulations, predict, varies
 from rubberband.planner.exact.table import Floats
 from rubberband.units import counted, format_duration, format_usd
 from rubberband.values.offer import DATA_LINE, HEAD_LINE, RENT_LINES, BillLine, Offer, SideCost
@@ -281,7 +281,7 @@ def predicted_usd(estimate: Estimate, offer: Offer) -> float:
     return _outcome(estimate, estimate.job, replace(estimate.problem, offer=offer)).cost_usd
 
 
-def _figures(lane: BracketGroup, profile: Profile, offer: Offer, seed: int) -> tuple[Floats, Floats]:
+def _figures(lane: Lane, profile: Profile, offer: Offer, seed: int) -> tuple[Floats, Floats]:
     """Return time and cost of a lane in each sample; one value each if nothing varies."""
     if lane.stages[0].ladder is not None:
         runs = Simulations(lane.stages[0], profile, offer, seed)

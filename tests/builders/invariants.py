@@ -17,7 +17,7 @@ from rubberband.executor import (
     is_result,
 )
 from rubberband.executor.core.fleet import GONE
-from rubberband.executor.core.state import GroupState
+from rubberband.executor.core.state import LaneState
 
 
 def validate(controller: Controller, *, is_informed: bool = True) -> None:
@@ -96,7 +96,7 @@ def _validate_indices(job: Job, state: State) -> None:
     assert math.isclose(sum(state.used_gpu_s().values()), gpu_s, abs_tol=1e-6), f"{gpu_s} GPU-seconds are over"
 
 
-def _validate_rungs(job: Job, state: State, lane: GroupState) -> None:
+def _validate_rungs(job: Job, state: State, lane: LaneState) -> None:
     """Check the trials and the results of every rung, of a job whose trials climb rungs (asha)."""
     if job.ladder is None or lane.rungs is None or not lane.stages:
         return
@@ -122,7 +122,7 @@ def _validate_rungs(job: Job, state: State, lane: GroupState) -> None:
         )
 
 
-def _validate_lane(job: Job, state: State, lane: GroupState) -> None:
+def _validate_lane(job: Job, state: State, lane: LaneState) -> None:
     ours = [state.trials[trial] for trial in lane.stage.trials] if lane.stages else []
     running = [trial for trial in ours if trial.status is TrialStatus.RUNNING]
     queued = [trial for trial in ours if trial.status is TrialStatus.QUEUED]

@@ -17,7 +17,7 @@ from rubberband.executor import (
     bill_usd,
     forecast,
 )
-from rubberband.executor.core.state import GroupState
+from rubberband.executor.core.state import LaneState
 from rubberband.planner.noise.sampling import varies
 from rubberband.units import MONEY_SLACK_USD
 
@@ -168,7 +168,7 @@ class PlanWatch:
         for lane in state.active():
             self._obeyed_by(controller, lane)
 
-    def _obeyed_by(self, controller: Controller, lane: GroupState) -> None:
+    def _obeyed_by(self, controller: Controller, lane: LaneState) -> None:
         job = controller.job
         chosen, live = lane.chosen, lane.held.live
         self._require(len(live) <= chosen.instances, f"{len(live)} instances are held of {chosen.instances} planned")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rubberband.errors import InfeasibleError
 from rubberband.planner.exact.model import predict
 from rubberband.planner.hyperband import sample_lanes
-from rubberband.planner.problem import BracketGroup
+from rubberband.planner.problem import Lane
 from rubberband.planner.reserve import Reserve
 from rubberband.spec.search import hyperband
 from rubberband.values.offer import Offer
@@ -135,7 +135,7 @@ def test_lanes_share_the_error_of_the_profile_s_mean() -> None:
     stages, offer = (Stage(trials=2, iterations=5),), offer_of(2)
     choice = StagePlan(instances=1, gpus_per_trial=2)
     planned = Planned(plan=Plan(stages=(choice,)), prediction=predict(stages, Plan(stages=(choice,)), PROFILE, offer))
-    lanes = [BracketGroup(brackets=(at,), stages=stages, max_instances=1, planned=planned) for at in range(2)]
+    lanes = [Lane(brackets=(at,), stages=stages, max_instances=1, planned=planned) for at in range(2)]
     for noise, share in (({"mean_cv": 0.2}, 2.0), ({"trial_cv": 0.2}, 2.0**0.5)):
         profile = replace(PROFILE, **noise)  # type: ignore[arg-type]
         spread = [float(sample_lanes(some, profile, offer).cost_usd.std()) for some in (lanes[:1], lanes)]

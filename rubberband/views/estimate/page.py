@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from rubberband.planner import BracketGroup, Estimate, Point, sample_lanes
+from rubberband.planner import Estimate, Lane, Point, sample_lanes
 from rubberband.planner.exact.table import Floats
 from rubberband.planner.queueing import Curve, curve, knee, planned_updates_per_s
 from rubberband.units import counted, duration, format_duration, format_usd, gpus_each, in_unit
@@ -225,7 +225,7 @@ Span = tuple[float, float, int, str]
 """Start_s, end_s, instances, and hover text."""
 
 
-def _held(answer: Estimate, lane: BracketGroup) -> list[Span]:
+def _held(answer: Estimate, lane: Lane) -> list[Span]:
     """Return the instances that a lane holds, stage by stage."""
     several, spans, now_s = len(answer.brackets) > 1, list[Span](), 0.0
     rungs = [(bracket, rung) for bracket in lane.brackets for rung in range(len(answer.brackets[bracket]))]
@@ -265,7 +265,7 @@ def _lane_trace(answer: Estimate, at: int, spans: Sequence[Span], edges_s: Seque
     )
 
 
-def _names(lane: BracketGroup, unit_s: float, end_s: float) -> list[Figure]:
+def _names(lane: Lane, unit_s: float, end_s: float) -> list[Figure]:
     """Return the names of the stages above their steps, where there is room on an axis that ends at `end_s`."""
     found = list[Figure]()
     for index, (choice, stage) in enumerate(zip(lane.planned.plan.stages, lane.planned.prediction.stages, strict=True)):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rubberband.planner import USER_PLAN, BracketGroup, Estimate, JobPlan, Option, Point, keeps, meets, varies
+from rubberband.planner import USER_PLAN, Estimate, JobPlan, Lane, Option, Point, keeps, meets, varies
 from rubberband.planning.assumptions import Assumption
 from rubberband.planning.remedies import concessions, settings
 from rubberband.units import counted, format_duration, format_usd, gpus_each
@@ -244,7 +244,7 @@ def _mixed(answer: Estimate) -> bool:
     return len({choice.market for choice in answer.job.plan.stages}) > 1
 
 
-def _lane_rows(answer: Estimate, at: int, lane: BracketGroup, costs_usd: list[float], decimals: int) -> list[Row]:
+def _lane_rows(answer: Estimate, at: int, lane: Lane, costs_usd: list[float], decimals: int) -> list[Row]:
     """Return the rows of one lane, and their sum."""
     assert answer.job is not None, "the caller has a plan"
     unit_s = _unit_s(answer.job)

@@ -38,7 +38,7 @@ from rubberband.executor.core.history import (
     Setback,
 )
 from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import UNDER_WAY, GroupState, Phase, StageRecord, State, TrialState, TrialStatus
+from rubberband.executor.core.state import UNDER_WAY, LaneState, Phase, StageRecord, State, TrialState, TrialStatus
 from rubberband.executor.core.trials import best_trial
 from rubberband.units import counted, duration, format_usd, gpus_each, in_unit
 from rubberband.values.offer import slots
@@ -299,14 +299,14 @@ class Narrator:
                 said.append(launching)
         return said
 
-    def _launching(self, state: State, lane: GroupState, asked: Sequence[InstanceRecord]) -> str:
+    def _launching(self, state: State, lane: LaneState, asked: Sequence[InstanceRecord]) -> str:
         on_spot = " on spot" if any(record.market == "spot" for record in asked) else ""
         instead = any(record.instead_of_spot for record in asked)
         on_spot = f" on demand instead of spot ({printable(state.fleet.spot_dry_reason)})" if instead else on_spot
         held = len(lane.held.live)
         return f"launching {len(asked)}{on_spot}: {held - len(asked)} -> {counted(held, 'instance')}"
 
-    def _stage_begins(self, state: State, lane: GroupState, otherwise: str) -> str:
+    def _stage_begins(self, state: State, lane: LaneState, otherwise: str) -> str:
         stage, held = lane.stage, lane.held.live
         iterations = self._job.stages[stage.stage].iterations
         line = (

@@ -29,7 +29,7 @@ from rubberband.executor.core.events import Event
 from rubberband.executor.core.forecast import Forecast, expected_iterations, forecast
 from rubberband.executor.core.history import Promotion
 from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import GroupState, Phase, StageRecord, State, TrialState, TrialStatus
+from rubberband.executor.core.state import LaneState, Phase, StageRecord, State, TrialState, TrialStatus
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.run.driver import Observer
@@ -171,7 +171,7 @@ def _copy(state: State) -> State:
     )
 
 
-def _copy_of_lane(lane: GroupState, trials: Sequence[TrialState], records: Mapping[int, StageRecord]) -> GroupState:
+def _copy_of_lane(lane: LaneState, trials: Sequence[TrialState], records: Mapping[int, StageRecord]) -> LaneState:
     copy = replace(lane, stages=[records[id(stage)] for stage in lane.stages])
     copy.runners = RunningTrials(trials[trial.trial] for trial in lane.running())
     copy.waiters = WaitingTrials(trials[trial.trial] for trial in lane.queued())
