@@ -15,13 +15,23 @@ from rubberband.api.routes import Admin, Reader, Service, Serving, authenticator
 from rubberband.api.routes.answers import example, json_answer, only_documented, refusals
 from rubberband.api.settings import Settings
 from rubberband.api.store.schema import Scope
-from rubberband.client.models import Health, KindView, MadeToken, MemberView, PoolView, PriceList, TokenList
+from rubberband.client.models import (
+    Health,
+    KindView,
+    MadeToken,
+    MemberView,
+    PoolView,
+    PriceList,
+    PromiseView,
+    TokenList,
+)
 from rubberband.cloud.aws.prices import overlaid, prices_of, read_book
 from rubberband.cloud.catalogue import LiveTable, catalogue
 from rubberband.errors import RubberbandError
 from rubberband.states import ACTIVE
 from rubberband.units import nearest, parse_duration, shown
 from rubberband.views.estimate.prices import chosen, price_notes, prices_json
+from rubberband.views.experiment import wire
 
 router = APIRouter()
 _DOCUMENTED = [Depends(only_documented)]
@@ -191,31 +201,21 @@ def pool_view(service: Service, now: float) -> PoolView:
     if pool is None or admission is None:
         raise HttpProblem(NOT_FOUND, "this service shares no pool; start it with --pool FILE")
     promises = {promise.experiment: promise for promise in service.store.promises()}
-    calendar, members = admission.calendar(), list[MemberView]()
-    for row in service.store.submissions(states=list(ACTIVE), limit=500).items:
-        if row.words.get("resources", {}).get("provider") != pool.provider:
-            continue
-        promise = promises.get(row.name)
-        members.append(
-            {
-                "name": row.name,
-                "owner": row.owner,
-                "weight": pool.weights.get(row.owner, 1.0),
-                "state": row.state.value,
-                "instances": row.summary.instances,
-                "max_instances": row.summary.max_instances,
-                "promised_gpus": calendar.promised(row.name, now),
-                "promise": None if promise is None else {"start_at": promise.start_at, "end_at": promise.end_at},
-            }
+    calendar, rows = admission.calendar(), service.store.submissions(states=list(ACTIVE), limit=500).items
+    members = [
+        wire(
+            MemberView,
+            row,
+            weight=pool.weights.get(row.owner, 1.0),
+            instances=row.summary.instances,
+            max_instances=row.summary.max_instances,
+            promised_gpus=calendar.promised(row.name, now),
+            promise=wire(PromiseView, promises[row.name]) if row.name in promises else None,
         )
-    return {
-        "name": pool.name,
-        "provider": pool.provider,
-        "instances": pool.instances,
-        "gpus_per_instance": pool.gpus_per_instance,
-        "policy": pool.policy,
-        "experiments": members,
-    }
+        for row in rows
+        if row.words.get("resources", {}).get("provider") == pool.provider
+    ]
+    return wire(PoolView, pool, experiments=members)
 
 
 # `/v1/tokens`: make, list and revoke tokens. For admins.

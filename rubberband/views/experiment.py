@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rubberband.client import models
-from rubberband.executor.result.result import Result, StageResult, TrialResult
+from rubberband.executor.result.result import Result, TrialResult
 from rubberband.states import ACTIVE
 from rubberband.values.command import entrypoint_text
 from rubberband.values.offer import PROFILE_LINE, BillLine
@@ -24,6 +24,8 @@ from rubberband.views.trial import gang_uses, lead, rank
 if TYPE_CHECKING:
     from rubberband.executor.core.extending import Extension
     from rubberband.executor.run.removing import Removal
+
+Wire = TypeVar("Wire")
 
 
 def plain(value: Any) -> Any:
@@ -57,40 +59,29 @@ def slack_s(submission: Submission) -> float | None:
     return summary.deadline_s - (summary.jct_s if expected_s is None else expected_s)
 
 
+def wire(model: type[Wire], source: object, **others: Any) -> Wire:
+    """Return a wire model: each field from `others`, else the attribute of `source` of its name."""
+    names = model.__annotations__
+    return cast(Wire, {name: plain(others[name] if name in others else getattr(source, name)) for name in names})
+
+
 def experiment_view(submission: Submission) -> models.ExperimentView:
     """Return an experiment as lists show it."""
     words = submission.words
     resources = words.get("resources")
-    return {
-        "name": submission.name,
-        "state": submission.state.value,
-        "owner": submission.owner,
-        "created_at": submission.created_at,
-        "changed_at": submission.changed_at,
-        "reason": submission.reason,
-        "policy": submission.policy,
-        "plan": submission.plan,
-        "attempt": submission.attempt,
-        "entrypoint": entrypoint_text(words.get("entrypoint")),
-        "provider": resources.get("provider") if isinstance(resources, Mapping) else None,
-        "slack_s": plain(slack_s(submission)),
-        "tags": list(submission.labels.tags),
-        "note": submission.labels.note,
-        "archived": submission.labels.archived,
-        "summary": plain(submission.summary),
-    }
+    return wire(
+        models.ExperimentView,
+        submission,
+        entrypoint=entrypoint_text(words.get("entrypoint")),
+        provider=resources.get("provider") if isinstance(resources, Mapping) else None,
+        slack_s=slack_s(submission),
+        **plain(submission.labels),
+    )
 
 
 def removal_view(going: Removal, *, is_deleted: bool) -> models.RemovalView:
     """Return the effect of deleting an experiment."""
-    return {
-        "name": going.name,
-        "deleted": is_deleted,
-        "checkpoints": going.checkpoints,
-        "size_bytes": going.size_bytes,
-        "elsewhere": going.elsewhere,
-        "text": going.text,
-    }
+    return wire(models.RemovalView, going, deleted=is_deleted)
 
 
 def experiment_detail(submission: Submission, result: Result | None) -> models.ExperimentDetail:
@@ -107,7 +98,7 @@ def experiment_detail(submission: Submission, result: Result | None) -> models.E
         "planned": _expectation(*planned),
         "forecast": _expectation(summary.forecast_jct_s, summary.forecast_cost_usd),
         "best": None if result is None or result.best is None else _best(result.best, result.metric),
-        "extensions": [] if result is None else extensions(result),
+        "extensions": [] if result is None else plain(result.extensions),
         "story": [] if result is None else plain(story(result)),
     }
 
@@ -117,22 +108,7 @@ def _expectation(jct_s: float | None, cost_usd: float | None) -> models.Expectat
 
 
 def _best(trial: TrialResult, metric: str) -> models.Best:
-    found: models.Best = plain(
-        {
-            "trial": trial.trial,
-            "value": trial.metrics.get(metric),
-            "iterations": trial.iterations,
-            "configuration": trial.configuration,
-            "metrics": trial.metrics,
-        }
-    )
-    return found
-
-
-def extensions(result: Result) -> list[models.GrantedLimits]:
-    """Return the changes of the limits, in order."""
-    found: list[models.GrantedLimits] = plain(result.extensions)
-    return found
+    return wire(models.Best, trial, value=trial.metrics.get(metric))
 
 
 def trial_view(trial: TrialResult, *, curves: bool) -> models.TrialView:
@@ -158,40 +134,28 @@ def allocations(result: Result | None) -> models.Allocations:
     """Return the instances, their use over time, and the plan."""
     if result is None:
         return {"instances": [], "busy": [], "planned": []}
-    return {
-        "instances": plain(result.instances),
-        "busy": plain(result.busy),
-        "planned": list(planned_uses(result.stages)),
-    }
-
-
-def planned_uses(stages: Sequence[StageResult]) -> Iterator[models.PlannedUse]:
-    """Iterate over the stages of the first plan, in seconds from the start."""
-    for stage, start_s, end_s in planned_spans(stages):
-        yield {
-            "stage": stage.stage,
-            "start_s": start_s,
-            "end_s": end_s,
-            "instances": stage.planned_instances,
-            "gpus_per_trial": stage.gpus_per_trial,
-        }
+    planned = [
+        wire(models.PlannedUse, stage, start_s=start_s, end_s=end_s, instances=stage.planned_instances)
+        for stage, start_s, end_s in planned_spans(result.stages)
+    ]
+    return wire(models.Allocations, result, planned=planned)
 
 
 def costs(submission: Submission, result: Result | None) -> models.Costs:
     """Return the bill so far, that of its profile included, against the plan and the budget."""
     summary = submission.summary
-    return {
-        "cost_usd": summary.cost_usd if result is None else result.whole_cost_usd,
-        "planned_cost_usd": plain(summary.planned_cost_usd if result is None else result.whole_planned_usd),
-        "max_cost_usd": plain(summary.max_cost_usd if result is None else result.asked_max_cost_usd),
-        "forecast_cost_usd": plain(summary.forecast_cost_usd),
-        "profiling_cost_usd": summary.profiling_cost_usd if result is None else result.profiling_cost_usd,
-        "head_cost_usd": 0.0 if result is None else result.head_cost_usd,
-        "bill": [] if result is None else plain(_bill(result)),
-        "paid": {} if result is None else plain(result.paid),
-        "stages": [] if result is None else [_cost(stage) for stage in result.stages],
-        "instances": [] if result is None else plain(result.instances),
-    }
+    if result is None:
+        return wire(models.Costs, summary, head_cost_usd=0.0, bill=(), paid={}, stages=(), instances=())
+    return wire(
+        models.Costs,
+        result,
+        cost_usd=result.whole_cost_usd,
+        planned_cost_usd=result.whole_planned_usd,
+        max_cost_usd=result.asked_max_cost_usd,
+        forecast_cost_usd=summary.forecast_cost_usd,
+        bill=_bill(result),
+        stages=[wire(models.StageCost, stage) for stage in result.stages],
+    )
 
 
 def _bill(result: Result) -> tuple[BillLine, ...]:
@@ -199,22 +163,13 @@ def _bill(result: Result) -> tuple[BillLine, ...]:
     return (*result.bill, profile) if profile.usd else result.bill
 
 
-def _cost(stage: StageResult) -> models.StageCost:
-    return {
-        "stage": stage.stage,
-        "planned_cost_usd": plain(stage.planned_cost_usd),
-        "actual_cost_usd": plain(stage.actual_cost_usd),
-    }
-
-
 def decisions(result: Result | None) -> models.Decisions:
     """Return the decisions at each SYNC, and the changes of the limits."""
     if result is None:
         return {"items": [], "extensions": []}
-    return {"items": plain(result.decisions), "extensions": extensions(result)}
+    return {"items": plain(result.decisions), "extensions": plain(result.extensions)}
 
 
 def extension_view(extension: Extension) -> models.ExtensionView:
     """Return the effect of other limits."""
-    added = {"added_s": plain(extension.added_s), "added_usd": plain(extension.added_usd)}
-    return cast(models.ExtensionView, {**plain(extension), **added})
+    return wire(models.ExtensionView, extension)
