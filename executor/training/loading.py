@@ -26,13 +26,11 @@ import threading
 import time
 import traceback
 import warnings
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from types import ModuleType
 from typing import IO, Any
 
 import numpy as np
@@ -41,7 +39,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from rubberband.executor.training.failures import TrialFailure, WorkerTrace, one_line, refused
 from rubberband.executor.training.sampler import Indices
-from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.units import shown
 
 MOST_BY_DEFAULT = 8
@@ -69,6 +66,8 @@ class LoaderSettings:
     """CPUs for one GPU."""
     start: Callable[[int, Any], None]
     """Called with (worker, dataset) in each."""
+    changes: Callable[[], int] = int
+    """Returns how often the trial has called `reload_data`."""
 
     def __post_init__(self) -> None:
         if self.num_workers is not None:
@@ -229,11 +228,11 @@ class LoaderWorkers:
             self._start()
 
     def follow(self) -> bool:
-        """End the loader workers if a hook has changed the dataset, of which they have copies; return whether it did.
+        """End the loader workers, which have copies of the dataset, if the trial has called `reload_data` since.
 
-        Others start with the next part that is expected.
+        Others start with the next part that is expected. Returns whether that is so.
         """
-        if self._iterator is None or self._copied.holds():
+        if self._iterator is None or self._changes == self._settings.changes():
             return False
         self.close()
         self._due.clear()
@@ -325,7 +324,7 @@ class LoaderWorkers:
     def _start(self) -> None:
         sys.stdout.flush()  # the processes would print it again
         sys.stderr.flush()
-        self._copied = Snapshot(self._dataset)
+        self._changes = self._settings.changes()
         self._traces = [tempfile.TemporaryFile() for _ in range(self._num_workers)]  # noqa: SIM115
         before = set(multiprocessing.active_children())
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
@@ -470,72 +469,3 @@ def _sequence(batch: Sequence[Any], values: list[Any]) -> Any:
         return type(batch)(values)  # type: ignore[call-arg]
     except TypeError:
         return values
-
-
-# State of a dataset when its loader workers got their copies, so that a change by a hook is seen.
-
-
-_MOST_VALUES = 1000
-"""Values that are looked at, those next to the dataset first; the rest counts as unchanged."""
-_MOST_BYTES = 1 << 18
-"""Bytes of arrays and texts that are looked at, together. A look before every iteration takes a millisecond."""
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
-
-
-class Snapshot:
-    """The attributes of an object, of its parts, and of those; large arrays and long lists by their identity."""
-
-    def __init__(self, made: Any) -> None:
-        self._made = made
-        self._values = list(_values(made))
-
-    def holds(self) -> bool:
-        """Return whether everything is as it was."""
-        now = list(_values(self._made))
-        return len(now) == len(self._values) and all(
-            one is other and mark == before for (one, mark), (other, before) in zip(now, self._values, strict=True)
-        )
-
-
-def _values(made: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each object that is looked at, and what shows a change of it; plain values as the second alone."""
-    found, seen, left = deque([made]), set[int](), _MOST_BYTES
-    for _ in range(_MOST_VALUES):
-        if not found:
-            return
-        each = found.popleft()
-        if id(each) in seen:
-            continue
-        is_seen = _bytes_of(each) <= left
-        left -= _bytes_of(each) if is_seen else 0
-        if isinstance(each, _PLAIN) and is_seen:
-            yield None, repr(each)
-            continue
-        seen.add(id(each))
-        yield each, _mark_of(each) if is_seen else None
-        if len(found) < _MOST_VALUES:
-            found.extend(_parts(each))
-
-
-def _bytes_of(each: Any) -> int:
-    if isinstance(each, np.ndarray):
-        return each.nbytes
-    return len(each) if isinstance(each, (str, bytes)) else 0
-
-
-def _mark_of(each: Any) -> Any:
-    if isinstance(each, torch.Tensor):
-        return None if each.requires_grad or each.is_inference() else each._version
-    if isinstance(each, np.ndarray) and not each.dtype.hasobject:
-        return zlib.crc32(each.tobytes())
-    return len(each) if isinstance(each, (list, tuple, set, frozenset, Mapping)) else None
-
-
-def _parts(each: Any) -> list[Any]:
-    if isinstance(each, Mapping):
-        return [part for pair in each.items() for part in pair] if len(each) <= _MOST_VALUES else []
-    if isinstance(each, (list, tuple, set, frozenset)):
-        return list(each) if len(each) <= _MOST_VALUES else []
-    if isinstance(each, (type, ModuleType, torch.Tensor, np.ndarray, TorchTrial)):  # a trial changes all the time
-        return []
-    return list(getattr(each, "__dict__", {}).values())

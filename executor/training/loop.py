@@ -132,6 +132,7 @@ class TorchRunner(Runner):
             timeout_s=trial.loader_timeout_s,
             cpus=cpus_per_slot(segment.slots_on_machine),
             start=trial.worker_init,
+            changes=lambda: trial.data_changes,
         )
         has_room = self.device.type == "cuda" and segment.most_per_gpu is None
         residence = Residence(self.device, share=1.0 / segment.trials_per_gpu) if has_room else None

@@ -349,6 +349,16 @@ class TorchTrial(ABC):
             dataset: Its copy of the training set, or of the evaluation set.
         """
 
+    def reload_data(self) -> None:
+        """Let loader workers have the datasets as they are now: call it in a hook that has changed one.
+
+        They start anew before the next iteration, or evaluation. Without loader workers, changes are seen at once.
+        """
+        self.data_changes += 1
+
+    data_changes = 0
+    """How often `reload_data` was called."""
+
     def global_batch_size(self, config: Mapping[str, Any]) -> int:
         """Return the samples per optimizer step; override it to take them from the configuration."""
         return self.batch_size

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from rubberband.executor import Feed, GlobalBatchSampler, GradientNoise
 from rubberband.executor.training.data import DatasetBatches
-from rubberband.executor.training.loading import LoaderSettings, Part, Snapshot
+from rubberband.executor.training.loading import LoaderSettings, Part
 from rubberband.executor.training.sampler import sample_keys
 from rubberband.planner.balancing import even_shares
 from tests.builders import segments
@@ -142,53 +142,31 @@ def test_a_loader_worker_is_prepared_with_its_copy_of_the_dataset(store):
     assert failure(run(broken, store)).message == "OSError: no disk"
 
 
-class Curriculum(Augmented):
-    """Samples that say what a hook has set, directly, in a part, in place, and where nothing is changed."""
+@pytest.mark.parametrize("reloads", [True, False])
+def test_loader_workers_see_a_changed_dataset_once_the_trial_says_so(store, reloads):
+    class Curriculum(Augmented):
+        epoch = 0
 
-    def __init__(self):
-        self.epoch = 0
-        self.options = {"levels": [0]}
-        self.table = np.zeros(2)
-        self.shared = torch.zeros(2)
+        def __getitem__(self, index):
+            return {"index": index, "x": torch.full((3,), float(self.epoch), dtype=torch.float64), "pid": os.getpid()}
 
-    def __getitem__(self, index):
-        lines = [self.epoch, self.options["levels"][0], self.table[0], float(self.shared[0])]
-        return {"index": index, "x": torch.tensor(lines[:3], dtype=torch.float64), "told": lines[3], "pid": os.getpid()}
-
-
-def curricula(data):
-    return {
-        "attribute": lambda k: setattr(data, "epoch", k),
-        "part": lambda k: data.options["levels"].__setitem__(0, k),
-        "array": lambda k: data.table.fill(k),
-        "tensor": lambda k: data.shared.fill_(k),
-        "nothing": lambda k: None,
-    }
-
-
-@pytest.mark.by_default(2)
-@pytest.mark.parametrize("change", curricula(None))
-def test_loader_workers_see_what_a_hook_changes_in_the_dataset(store, change):
     def dataset(self, config):
         self.data = Curriculum()
         return self.data
 
     def on_iteration(self, model, iterations):
-        curricula(self.data)[change](iterations)
+        self.data.epoch = iterations
+        if reloads:
+            self.reload_data()
 
     def loss(self, model, batch):
-        found = batch["x"].tolist()[0] + batch["told"].tolist()[:1]
-        self.seen.append((found, batch["pid"].tolist()[0]))
+        self.seen.append((float(batch["x"][0, 0]), int(batch["pid"][0])))
         return (model(batch["x"]) ** 2).mean()
 
     trial = made(1, train_dataset=dataset, on_iteration=on_iteration, loss=loss)
     assert len(reports(run(trial, store))) == 3
-    if change == "nothing":
-        assert {tuple(found) for found, _ in trial.seen} == {(0.0,) * 4}
-        assert len({pid for _, pid in trial.seen}) == 1, "the loader worker stays"
-    else:
-        place = list(curricula(None)).index(change)
-        assert [found[place] for found, _ in trial.seen] == [1.0] * 3 + [2.0] * 3 + [3.0] * 3
+    assert [found for found, _ in trial.seen] == ([1.0] * 3 + [2.0] * 3 + [3.0] * 3 if reloads else [1.0] * 9)
+    assert len({pid for _, pid in trial.seen}) == (3 if reloads else 1)
 
 
 @pytest.mark.parametrize(
@@ -329,25 +307,3 @@ def test_cheap_samples_are_seeded_only_if_they_draw():
     quiet = DatasetBatches([{"x": torch.ones(2)}] * 9, None)  # type: ignore[arg-type]
     quiet.batch(np.arange(4), keys)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_a_look_at_a_large_dataset_is_short_and_begins_with_what_hooks_change() -> None:
-    looks: list[int] = []
-
-    class Seen(int):
-        def __repr__(self) -> str:
-            looks.append(1)
-            return "1"
-
-    class Large:
-        def __init__(self) -> None:
-            self.images = [np.zeros(100_000) for _ in range(900)]
-            self.rows = [Seen() for _ in range(900)]
-            self.level = 1
-
-    dataset = Large()
-    before = Snapshot(dataset)
-    assert len(looks) <= 100, "the images are looked at first"
-    assert before.holds()
-    dataset.level = 2
-    assert not before.holds()
