@@ -228,11 +228,12 @@ class LoaderWorkers:
             self._start()
 
     def follow(self) -> bool:
-        """End the loader workers, which have copies of the dataset, if the trial has called `reload_data` since.
+        """End the loader workers if the dataset, of which they have copies, has changed; return whether it has.
 
-        Others start with the next part that is expected. Returns whether that is so.
+        It has if one of its attributes has a new value, or the trial has called `reload_data`. Others start with the
+        next part that is expected.
         """
-        if self._iterator is None or self._changes == self._settings.changes():
+        if self._iterator is None or self._copied.holds(self._dataset, self._settings.changes()):
             return False
         self.close()
         self._due.clear()
@@ -324,7 +325,7 @@ class LoaderWorkers:
     def _start(self) -> None:
         sys.stdout.flush()  # the processes would print it again
         sys.stderr.flush()
-        self._changes = self._settings.changes()
+        self._copied = _Copied(_attributes(self._dataset), self._settings.changes())
         self._traces = [tempfile.TemporaryFile() for _ in range(self._num_workers)]  # noqa: SIM115
         before = set(multiprocessing.active_children())
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
@@ -469,3 +470,29 @@ def _sequence(batch: Sequence[Any], values: list[Any]) -> Any:
         return type(batch)(values)  # type: ignore[call-arg]
     except TypeError:
         return values
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """What loader workers have copies of: the attributes of the dataset, and how often `reload_data` was called."""
+
+    attributes: list[tuple[str, Any]]
+    changes: int
+
+    def holds(self, dataset: Any, changes: int) -> bool:
+        """Return whether that is so still. What changes within a value is not seen: `reload_data` says so."""
+        now = _attributes(dataset)
+        return changes == self.changes and len(now) == len(self.attributes) and all(map(_is_same, now, self.attributes))
+
+
+def _attributes(dataset: Any) -> list[tuple[str, Any]]:
+    """Return the attributes of a dataset, and of those that it wraps, as `Subset` does."""
+    own = list(getattr(dataset, "__dict__", {}).items())
+    inner = getattr(dataset, "dataset", None)
+    return own if inner is None or inner is dataset else own + _attributes(inner)
+
+
+def _is_same(now: tuple[str, Any], before: tuple[str, Any]) -> bool:
+    (name, value), (name_before, value_before) = now, before
+    is_plain = isinstance(value, (bool, int, float, str)) and type(value) is type(value_before)
+    return name == name_before and (value is value_before or (is_plain and value == value_before))

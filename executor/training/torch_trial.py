@@ -350,9 +350,10 @@ class TorchTrial(ABC):
         """
 
     def reload_data(self) -> None:
-        """Let loader workers have the datasets as they are now: call it in a hook that has changed one.
+        """Let loader workers have the datasets as they are now: call it in a hook that has changed one within a value.
 
-        They start anew before the next iteration, or evaluation. Without loader workers, changes are seen at once.
+        They start anew before the next iteration, or evaluation. New values of attributes are seen without it. Without
+        loader workers, every change is seen at once.
         """
         self.data_changes += 1
 

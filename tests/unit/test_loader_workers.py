@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import Subset
 
 from rubberband.executor import Feed, GlobalBatchSampler, GradientNoise
 from rubberband.executor.training.data import DatasetBatches
@@ -142,22 +143,28 @@ def test_a_loader_worker_is_prepared_with_its_copy_of_the_dataset(store):
     assert failure(run(broken, store)).message == "OSError: no disk"
 
 
-@pytest.mark.parametrize("reloads", [True, False])
-def test_loader_workers_see_a_changed_dataset_once_the_trial_says_so(store, reloads):
+@pytest.mark.parametrize("change", ["attribute", "of a subset", "in place", "nothing"])
+def test_loader_workers_see_a_new_attribute_and_what_the_trial_reloads(store, change):
     class Curriculum(Augmented):
         epoch = 0
 
+        def __init__(self):
+            self.table = np.zeros(2)
+
         def __getitem__(self, index):
-            return {"index": index, "x": torch.full((3,), float(self.epoch), dtype=torch.float64), "pid": os.getpid()}
+            told = torch.full((3,), float(self.epoch + self.table[0]), dtype=torch.float64)
+            return {"index": index, "x": told, "pid": os.getpid()}
 
     def dataset(self, config):
         self.data = Curriculum()
-        return self.data
+        return Subset(self.data, range(len(self.data))) if change == "of a subset" else self.data
 
     def on_iteration(self, model, iterations):
-        self.data.epoch = iterations
-        if reloads:
+        if change == "in place":
+            self.data.table.fill(iterations)
             self.reload_data()
+        elif change != "nothing":
+            self.data.epoch = iterations
 
     def loss(self, model, batch):
         self.seen.append((float(batch["x"][0, 0]), int(batch["pid"][0])))
@@ -165,8 +172,9 @@ def test_loader_workers_see_a_changed_dataset_once_the_trial_says_so(store, relo
 
     trial = made(1, train_dataset=dataset, on_iteration=on_iteration, loss=loss)
     assert len(reports(run(trial, store))) == 3
-    assert [found for found, _ in trial.seen] == ([1.0] * 3 + [2.0] * 3 + [3.0] * 3 if reloads else [1.0] * 9)
-    assert len({pid for _, pid in trial.seen}) == (3 if reloads else 1)
+    is_changed = change != "nothing"
+    assert [told for told, _ in trial.seen] == ([1.0] * 3 + [2.0] * 3 + [3.0] * 3 if is_changed else [0.0] * 9)
+    assert len({pid for _, pid in trial.seen}) == (3 if is_changed else 1)
 
 
 @pytest.mark.parametrize(
