@@ -474,13 +474,13 @@ def _sequence(batch: Sequence[Any], values: list[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """What loader workers have copies of: the attributes of the dataset, and how often `reload_data` was called."""
+    """The state that loader workers have copies of: attributes of the dataset, and the number of `reload_data` calls."""
 
     attributes: list[tuple[str, Any]]
     changes: int
 
     def holds(self, dataset: Any, changes: int) -> bool:
-        """Return whether that is so still. What changes within a value is not seen: `reload_data` says so."""
+        """Return whether that is so still. A change within a value is not seen; `reload_data` says so."""
         now = _attributes(dataset)
         return changes == self.changes and len(now) == len(self.attributes) and all(map(_is_same, now, self.attributes))
 
