@@ -19,6 +19,7 @@ from rows import Found, Statement, Table, percent, series, show, verdict
 from shared_cpus import SSP_BOUND, figure_1, figure_2, figure_9, figure_10, table_3
 
 from rubberband.planner.balancing import Look, ShareLimits, make_balancer
+from rubberband.planner.balancing.shares import Line, min_max_shares
 from rubberband.planner.balancing.speed_balancer import Floats
 from rubberband.values.balance import Balance, BalancePolicy
 
@@ -218,12 +219,9 @@ def learnt(small: bool) -> dict[Scheme, list[Point]]:
 
 def best_s(gpus: Sequence[Gpu], batch_size: int) -> float:
     """Return the least time in which the workers do the batch together, by whole samples."""
-    low, high = 0.0, max(gpu.time_s(batch_size) for gpu in gpus)
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        done = sum(int((middle - g.base_s) / g.per_sample_s + 1e-9) for g in gpus if g.time_s(1) <= middle)
-        low, high = (low, middle) if done >= batch_size else (middle, high)
-    return high
+    lines = [Line(gpu.base_s, gpu.per_sample_s) for gpu in gpus]
+    shares = min_max_shares(lines, batch_size, ShareLimits(caps=(batch_size,) * len(gpus)))
+    return max(gpu.time_s(share) for gpu, share in zip(gpus, shares, strict=True))
 
 
 def per_update(gpus: Sequence[Gpu], batch: int) -> dict[str, float]:

@@ -38,11 +38,10 @@ def model(folder: Path, name: str) -> Application:
     return models(folder).get(name) or next(iter(models(folder).values()))
 
 
-def rate(app: Application, placement: tuple[int, ...], batch_size: int) -> float:
+def rate(app: Application, gpus: int, batch_size: int) -> float:
     """Return the measured samples per second; 0 where GPUs would have fewer samples than were measured."""
-    per_gpu, accumulation = app.passes(batch_size, sum(placement))
-    first_s, sync_s = app.step_s(placement, per_gpu)
-    return batch_size / (first_s + accumulation * (first_s - sync_s)) if per_gpu >= app.min_per_gpu else 0.0
+    per_gpu, _ = app.passes(batch_size, gpus)
+    return batch_size / float(app.fixed_s(batch_size, gpus)[-1]) if per_gpu >= app.min_per_gpu else 0.0
 
 
 def noise_scale(app: Application, batch_size: int, epoch: int) -> float:
@@ -65,11 +64,11 @@ class Choice(NamedTuple):
     batch_size: int
 
 
-def best(app: Application, placement: tuple[int, ...], epoch: int, batches: Sequence[int], by_goodput: bool) -> Choice:
+def best(app: Application, gpus: int, epoch: int, batches: Sequence[int], by_goodput: bool) -> Choice:
     """Return the batch with the highest measured goodput, or the highest throughput."""
     found = []
     for batch_size in batches:
-        speed, share = rate(app, placement, batch_size), worth(app, batch_size, epoch)
+        speed, share = rate(app, gpus, batch_size), worth(app, batch_size, epoch)
         found.append(Choice(speed * share if by_goodput else speed, max(speed * share, TINY), share, batch_size))
     return max(found)
 
@@ -79,7 +78,7 @@ def figure_1(folder: Path, small: bool) -> Found:
     app = model(folder, SMALL)
     sizes, gpus = sorted(app.epochs), [each for each in (1, 2, 4, 8, 16) if each <= app.most_gpus]
     few, many = sizes[(len(sizes) - 1) // 2], sizes[-max(1, len(sizes) // 3)]
-    speeds = {each: [rate(app, app.packed(count), each) for count in gpus] for each in (few, many)}
+    speeds = {each: [rate(app, count, each) for count in gpus] for each in (few, many)}
     grown = {each: of[-1] / of[0] for each, of in speeds.items()}
     yield Statement(
         "System throughput can be increased by increasing the batch size; job scalability depends on it (1a).",
@@ -89,10 +88,7 @@ def figure_1(folder: Path, small: bool) -> Found:
     )
     batches = np.unique(np.geomspace(sizes[0], sizes[-1], 33).astype(int)).tolist()
     early, late = app.max_epochs // 8, app.max_epochs - 1 - app.max_epochs // 8
-    chosen = {
-        epoch: [best(app, app.packed(count), epoch, batches, True).batch_size for count in gpus]
-        for epoch in (early, late)
-    }
+    chosen = {epoch: [best(app, count, epoch, batches, True).batch_size for count in gpus] for epoch in (early, late)}
     yield Statement(
         "The most efficient batch size depends on the allocated resources and stage of training (1b).",
         verdict(chosen[early][-1] > chosen[early][0], chosen[late][-1] > chosen[early][-1]),
@@ -239,8 +235,8 @@ def scaled(app: Application, by_goodput: bool) -> Training:
     sizes, batches = range(1, POOL.instances + 1), sorted(app.epochs)
     instances, hours, held, counts, efficiencies = 1, 0.0, 0.0, [], []
     for epoch in range(app.max_epochs):
-        chosen = {each: best(app, (POOL.gpus_per_instance,) * each, epoch, batches, by_goodput) for each in sizes}
-        single = best(app, (1,), epoch, batches, by_goodput).wanted
+        chosen = {each: best(app, each * POOL.gpus_per_instance, epoch, batches, by_goodput) for each in sizes}
+        single = best(app, 1, epoch, batches, by_goodput).wanted
         share = {each: of.wanted / (each * POOL.gpus_per_instance) / single for each, of in chosen.items()}
         if share[instances] > UPPER:
             instances = max([instances, *(each for each in sizes if share[each] >= LOWER)])

@@ -109,36 +109,36 @@ class Watched:
 Watch = tuple[Outcome, Sequence[Decision]]
 
 
-def outcome(
-    file: Path,
-    row: str,
-    load: float = 1.0,
-    interval_s: float = INTERVAL_S,
-    interference: float = 0.0,
-    share_machines: bool = False,
-    seeded: bool = False,
-) -> Watch:
-    """Simulate a row of the table on a workload, submitted `load` times as fast; `seeded` jobs have a history."""
-    return _outcome(file, row, load, interval_s, interference, share_machines, seeded)
+class Setting(NamedTuple):
+    """Variation of the published simulation."""
+
+    load: float = 1.0
+    interval_s: float = INTERVAL_S
+    interference: float = 0.0
+    share_machines: bool = False
+    is_seeded: bool = False
+    """Jobs have a history."""
+
+
+USUAL = Setting()
 
 
 @cache
-def _outcome(
-    file: Path, row: str, load: float, interval_s: float, interference: float, share_machines: bool, seeded: bool
-) -> Watch:
+def outcome(file: Path, row: str, of: Setting = USUAL) -> Watch:
+    """Simulate a row of the table on a workload, submitted `load` times as fast."""
     made = make_policy(POLICIES[row])
     first_gpus = made.first_gpus if isinstance(made, Counting) else 1
     folder = file.parents[1]
     elasticity = ELASTICITY.get(POLICIES[row], "adaptive")
     jobs = read_traces(file, folder / "traces", elasticity, first_gpus, models(folder))
     for job in jobs:
-        job.submitted_at /= load
-        if seeded:
+        job.submitted_at /= of.load
+        if of.is_seeded:
             remember(job)
-    if share_machines and isinstance(made, Counting):
+    if of.share_machines and isinstance(made, Counting):
         made = replace(made, share_machines=True)
     watched = Watched(policy=made, jobs={job.name: job for job in jobs})
-    found = simulate(jobs, POOL, watched, interval_s=interval_s, interference=interference)
+    found = simulate(jobs, POOL, watched, interval_s=of.interval_s, interference=of.interference)
     return found, watched.decisions
 
 
@@ -150,9 +150,9 @@ def remember(job: TracedJob) -> None:
             job.time_step(app.packed(gpus), per_gpu)
 
 
-def mean_h(files: Sequence[Path], row: str, figure: str = "mean_jct_s", *varied: float) -> float:
-    """Return the mean over workloads of a figure, in hours; `varied` are those of `outcome`."""
-    return mean(outcome(file, row, *varied)[0].summary()[figure] or 0.0 for file in files) / HOUR_S
+def mean_h(files: Sequence[Path], row: str, of: Setting = USUAL, figure: str = "mean_jct_s") -> float:
+    """Return the mean over workloads of a figure, in hours."""
+    return mean(outcome(file, row, of)[0].summary()[figure] or 0.0 for file in files) / HOUR_S
 
 
 def mean(values: Iterable[float]) -> float:
@@ -208,7 +208,7 @@ def table_2(folder: Path, small: bool) -> Found:
     """Job completion times and makespan of 160 jobs on 64 GPUs."""
     files = workloads(folder, 1 if small else MOST)
     keys = ("mean_jct_s", "p99_jct_s", "makespan_s")
-    means, p99, makespan = ({row: mean_h(files, row, key) for row in POLICIES} for key in keys)
+    means, p99, makespan = ({row: mean_h(files, row, USUAL, key) for row in POLICIES} for key in keys)
     saved = {row: 100.0 * (1.0 - means[THEIRS] / means[row]) for row in (OPTIMUS, TIRESIAS)}
     yield Statement(
         "Our simulator ... Pollux reduces the average JCT by 48% and 32% over Optimus+Oracle+TunedJobs and "
@@ -401,7 +401,7 @@ def figure_8a(folder: Path, small: bool) -> Found:
     """Mean JCT by the load."""
     files, loads = workloads(folder, 1), LOADS[:2] if small else LOADS
     rows = (THEIRS, OPTIMUS, TIRESIAS, OURS)
-    means = {row: [mean_h(files, row, "mean_jct_s", load) for load in loads] for row in rows}
+    means = {row: [mean_h(files, row, Setting(load)) for load in loads] for row in rows}
     saved = {row: 1.0 - np.divide(means[THEIRS], means[row]) for row in (OPTIMUS, TIRESIAS)}
     yield Statement(
         "Across all job loads, Pollux maintains similar relative improvements over the baseline schedulers.",
@@ -416,7 +416,7 @@ def figure_8a(folder: Path, small: bool) -> Found:
 def figure_8b(folder: Path, small: bool) -> Found:
     """Mean JCT by the scheduling interval."""
     files, intervals_s = workloads(folder, 1), (60.0, 120.0, 480.0) if small else INTERVALS_S
-    hours = {each: mean_h(files, THEIRS, "mean_jct_s", 1.0, each) for each in intervals_s}
+    hours = {each: mean_h(files, THEIRS, Setting(interval_s=each)) for each in intervals_s}
     often, seldom = (hours[each] / hours[60.0] for each in (120.0, 480.0))
     yield Statement(
         "Pollux performs similarly well in terms of average JCT for intervals up to 2 minutes, while longer intervals "
@@ -430,8 +430,8 @@ def figure_8b(folder: Path, small: bool) -> Found:
 def figure_8c(folder: Path, small: bool) -> Found:
     """Mean JCT by the slowdown of distributed jobs that share an instance."""
     files, slowdowns = workloads(folder, 1), SLOWDOWNS[::2] if small else SLOWDOWNS
-    without = {each: mean_h(files, THEIRS, "mean_jct_s", 1.0, INTERVAL_S, each, True) for each in slowdowns}
-    avoiding = {each: mean_h(files, THEIRS, "mean_jct_s", 1.0, INTERVAL_S, each) for each in (0.0, 0.5)}
+    without = {each: mean_h(files, THEIRS, Setting(interference=each, share_machines=True)) for each in slowdowns}
+    avoiding = {each: mean_h(files, THEIRS, Setting(interference=each)) for each in (0.0, 0.5)}
     ideal, longer = (without[each] / avoiding[each] for each in (0.0, 0.5))
     yield Statement(
         "With interference avoidance enabled, the average JCT is unaffected by even severe slowdowns.",
@@ -450,7 +450,7 @@ def figure_8c(folder: Path, small: bool) -> Found:
         f"{ideal:.3f}x without avoidance.",
     )
     rows = (OPTIMUS, TIRESIAS)
-    free = {row: [mean_h(files, row, "mean_jct_s", 1.0, INTERVAL_S, each) for each in slowdowns] for row in rows}
+    free = {row: [mean_h(files, row, Setting(interference=each)) for each in slowdowns] for row in rows}
     lost = [hours[-1] / hours[0] for hours in free.values()]
     yield Statement(
         "(Ours.) Schedulers that place gangs freely lose as much as Pollux without avoidance, or more.",
@@ -465,7 +465,10 @@ def figure_8c(folder: Path, small: bool) -> Found:
 def prior_exploration(folder: Path, small: bool) -> Found:
     """Throughput models that are seeded with a history against those learned from scratch (§5.3.2)."""
     files = workloads(folder, 1 if small else MOST)
-    both = [[job for file in files for job in outcome(file, THEIRS, seeded=each)[0].jobs] for each in (False, True)]
+    both = [
+        [job for file in files for job in outcome(file, THEIRS, Setting(is_seeded=each))[0].jobs]
+        for each in (False, True)
+    ]
     kinds = list(dict.fromkeys(job.kind for job in both[0]))
     hours = {kind: [mean(job.jct_s for job in of if job.kind == kind) / HOUR_S for of in both] for kind in kinds}
     saved = {kind: 1.0 - known / learned for kind, (learned, known) in hours.items()}

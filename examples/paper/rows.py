@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rubberband.errors import RubberbandError
+from rubberband.views.formatting import aligned
 
 Verdict = Literal["agrees", "partly", "differs"]
 Cell = str | float | None
@@ -39,9 +40,7 @@ class Table:
     digits: int = 2
 
     def lines(self) -> list[str]:
-        rows = [self.columns, *([self._text(cell) for cell in row] for row in self.rows)]
-        widths = [max(len(row[at]) for row in rows) for at in range(len(self.columns))]
-        return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        return aligned([self.columns, *([self._text(cell) for cell in row] for row in self.rows)])
 
     def _text(self, cell: Cell) -> str:
         return "-" if cell is None else f"{cell:.{self.digits}f}" if isinstance(cell, float) else str(cell)
