@@ -474,7 +474,7 @@ def _sequence(batch: Sequence[Any], values: list[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """The state that loader workers have copies of: attributes of the dataset, and the number of `reload_data` calls."""
+    """The state that loader workers have copies of: attributes of the dataset, and how often it was reloaded."""
 
     attributes: list[tuple[str, Any]]
     changes: int
