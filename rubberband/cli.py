@@ -129,7 +129,7 @@ class Promised(typer.core.TyperCommand):
             raise InputError("--dry-run is a command: rubberband estimate FILE predicts time and cost")
         context = self.made().make_context(info_name, args, parent, **extra)
         if context.params.get("on") is not None and info_name != "run":
-            from rubberband.commands.on_head import forward
+            from rubberband.commands.common import forward
 
             raise typer.Exit(forward(context))
         return context

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from botocore.exceptions import ClientError
 
@@ -31,8 +31,8 @@ from rubberband.cloud.aws.calls import (
     by_tags,
     launch_request,
 )
-from rubberband.cloud.aws.client import age, described, instances, type_facts, why_not_started
-from rubberband.cloud.aws.errors import FAILURES, code_of, ignoring, in_one_line, verdict
+from rubberband.cloud.aws.client import account_of, age, instances, type_facts, why_not_started
+from rubberband.cloud.aws.errors import FAILURES, code_of, in_one_line, verdict
 from rubberband.cloud.aws.handover import delete_secrets, put_secrets
 from rubberband.cloud.aws.images import choose_image
 from rubberband.cloud.aws.installing import what_to_install
@@ -141,7 +141,8 @@ def running_head(
         found = next(iter(heads(session, owner)), None)
         if found is None:
             raise InputError(
-                f"owner {owner} has no head in {session.region}; `rubberband run FILE --on head` starts one"
+                f"owner {owner} has no head in {session.region} of account {account_of(session)}; "
+                "`rubberband run FILE --on head` starts one"
             )
         instance_id = str(found["InstanceId"])
         if found["State"]["Name"] in _STOPPED:
@@ -164,13 +165,11 @@ def _restart(session: AwsSession, instance_id: str, waiting: Waiting) -> None:
     raise ProviderError(f"the head {instance_id} has not stopped after {_RUNNING_S:g} s; try again later")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadBoot:
-    """Boot of a head for an experiment."""
+class HeadBoot(NamedTuple):
+    """Boot of a head: its script, what it is made of (`boot.made_of`), and whether it installs packages."""
 
     script: str
     made_of: str
-    """See `boot.made_of`."""
     installs: bool
 
 
@@ -186,8 +185,7 @@ def head_boot(session: AwsSession, resources: Resources, folders: Sequence[str] 
         idle_s=words.head_idle_s,
         bucket=place_in(checkpoints, "")[0] if is_bucket(checkpoints) else "",
     )
-    made = made_of(installed, words.setup, idle_s=words.head_idle_s)
-    return HeadBoot(script=script, made_of=made, installs=bool(installed.requirements))
+    return HeadBoot(script, made_of(installed, words.setup, idle_s=words.head_idle_s), bool(installed.requirements))
 
 
 def _launch(
@@ -201,8 +199,7 @@ def _launch(
     words = resources.aws
     name = words.head_instance_type
     facts = type_facts(session, name, "resources.aws.head_instance_type")
-    boot = head_boot(session, resources, folders)
-    installs = boot.installs
+    script, _, installs = head_boot(session, resources, folders)
     # `resources.aws.image` is meant for workers; only an image that has everything serves the head as well.
     image_word = None if installs else words.image
     image, volume_gb = choose_image(session, image_word, facts, installs=installs)
@@ -217,10 +214,10 @@ def _launch(
         volume_gb=volume_gb,
         root_device=image.root_device,
         further_disks=image.further_disks,
-        user_data=lambda _: boot.script,
+        user_data=lambda _: script,
     )
     tags = {OWNER_TAG: words.owner, ROLE_TAG: "head", "Name": f"rubberband head of {words.owner}"}
-    return launch_in_some_zone(session, machines, name, boot.script, tags, sleep)
+    return launch_in_some_zone(session, machines, name, script, tags, sleep)
 
 
 def launch_in_some_zone(
@@ -336,10 +333,7 @@ def _until_running(session: AwsSession, instance_id: str, waiting: Waiting) -> A
 
 def _described(session: AwsSession, instance_id: str) -> Any | None:
     """Return the instance as EC2 shows it; None while it does not (yet)."""
-    with ignoring("InvalidInstanceID."):
-        answer = session.client("ec2").describe_instances(InstanceIds=[instance_id])
-        return next((one for each in answer["Reservations"] for one in each["Instances"]), None)
-    return None
+    return next(iter(instances(session, [{"Name": "instance-id", "Values": [instance_id]}])), None)
 
 
 READY_S = 1500.0
@@ -353,31 +347,26 @@ _PENDING = ("Pending", "InProgress", "Delayed", "Cancelling")
 
 
 class HeadRefusedError(ProviderError):
-    """The head itself refuses, or was terminated: the work is not done, and never will be."""
+    """The head itself refuses: the work is not done, and never will be."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """Output of a run on the head, from a place on."""
+class Seen(NamedTuple):
+    """Output of a run on the head, from a place on; `lives`: whether it runs, or has ended by itself."""
 
     log: bytes
     more: bool
     """Whether there is more already."""
     exit_code: int | None
-    """None while it runs."""
     lives: bool
-    """Whether it runs, or has ended by itself."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadAnswer:
-    """Result of a short command on the head."""
+class HeadAnswer(NamedTuple):
+    """Result of a short command on the head, with the content of the file that it wrote."""
 
     exit_code: int
     out: str
     err: str
     file: bytes | None
-    """Content of the file that it wrote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -511,31 +500,17 @@ class RemoteHead:
 
     def _ran(self, work: str, reach_s: float) -> tuple[int, str]:
         """Run a shell command on the head and return its exit code and output, or what its set-up says (75, 70)."""
-        script, missed = _SCRIPT.format(region=shlex.quote(self.session.region), work=work), False
+        script = _SCRIPT.format(region=shlex.quote(self.session.region), work=work)
         for _ in self.waiting.polls(reach_s, every_s=_POLL_S):
             sent = self._asked(lambda: self._sent(script))
-            if sent is None and not missed:
-                self._require_there()
-            missed = missed or sent is None
             found = None if sent is None else self._result(sent)
             if found is not None:
                 return found
-        self._require_there()
         raise ProviderError(
-            f"SSM has not reached the head {self.instance_id} for {reach_s:g} s: it boots or is offline, or its role "
-            "lacks the policy session.json (`rubberband aws setup` attaches it); try again, or `rubberband cloud down`"
+            f"SSM has not reached the head {self.instance_id} for {reach_s:g} s: it boots, is offline or was "
+            "terminated, or its role lacks the policy session.json (`rubberband aws setup` attaches it); try again, or "
+            "`rubberband cloud down`"
         )
-
-    def _require_there(self) -> None:
-        """Raise HeadRefusedError if EC2 shows that the head has ended."""
-        shown = []
-        with suppress(ProviderError):
-            shown = described(self.session, [{"Name": "instance-id", "Values": [self.instance_id]}])
-        if shown and shown[0]["State"]["Name"] in ("shutting-down", "terminated"):
-            raise HeadRefusedError(
-                f"the head {self.instance_id} was terminated, and the journals on its disk with it; what runs there "
-                "rented ends with its lease (`rubberband cloud down` ends what it rented now); checkpoints are kept"
-            )
 
     def _sent(self, script: str) -> str:
         answer = self.session.client("ssm").send_command(

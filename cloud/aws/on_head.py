@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import uuid
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -167,11 +166,9 @@ def keep(*, store: str) -> dict[str, Any]:
     """Copy the head's home, with all journals and reports, to the bucket; return the address of the copy."""
     place = own_place()
     with tempfile.TemporaryDirectory() as scratch:
-        copied, packed = Path(scratch) / "backup", Path(scratch) / "home.zip"
+        copied = Path(scratch) / "backup"
         _run([sys.executable, "-m", "rubberband.cli", "backup", str(copied)])
-        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-            for path in sorted(copied.rglob("*")):
-                archive.write(path, path.relative_to(copied))
+        packed = Path(shutil.make_archive(f"{scratch}/home", "zip", copied))
         name = f"copies/{'head' if place is None else place.instance_id}.zip"
         return {"at": S3Folder.parse(store).put(name, packed)}
 

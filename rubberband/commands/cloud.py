@@ -121,7 +121,7 @@ def up(
         remote, made_of = of_this_kind(session, experiment, head)
         for each in folders:
             remote.fetch(each)
-    remember(session, resources, experiment.name, made_of)
+    remember(resources, experiment.name, made_of)
     print(f"head {head.instance_id} ({head.instance_type}, {head.zone}) {state}")
     print(bill)
     if folder is None:

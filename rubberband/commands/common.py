@@ -161,6 +161,15 @@ OnOption = Annotated[
 ]
 """Place of a command that asks for an experiment by its name; the command line carries it out (rubberband.cli)."""
 
+
+def forward(context: typer.Context) -> int:
+    """Carry a command out on the head of the provider that has heads, and return its exit code."""
+    from rubberband.values.kinds import KINDS, part_of
+
+    provider = next(name for name, kind in KINDS.items() if kind.head is not None)
+    return int(part_of(provider, "head").forward(context))
+
+
 # The place where a command acts: this machine, or a service. The token is RUBBERBAND_TOKEN's.
 
 LOCAL = "local"

@@ -6,8 +6,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,24 +71,19 @@ def run_on_head(
     archive = pack([str(root)]).archive
     head = ensure_head(session, resources)
     note(f"head {head.instance_id} ({head.instance_type}, {head.zone})")
-    try:
-        remote, made_of = of_this_kind(session, experiment, head)
-        settings = [word for override in overrides for word in ("-s", override)]
-        if new and (free := _free_name(remote, name)) != name:
-            note(f"the name {name} is taken: this run is {free}")
-            name, settings = free, [*settings, "-s", f"name={free}"]
-            resources = load_experiment(file, settings[1::2]).resources
-        # The head may remember another bucket than this machine.
-        settings += ["-s", f"resources.checkpoints={resources.checkpoints}"]
-        packed = upload_folder(session, resources.checkpoints, name, archive)
-        remember(session, resources, name, made_of)
-        command = ["run", str(path.relative_to(root)), *settings, *words, "--yes"]
-        pledge_on_head(default_home(), head_key(session, resources.aws.owner), experiment.constraints.max_cost_usd)
-        key = _started(remote, name, command, packed, made_of, secrets)
-    except KeyboardInterrupt:
-        note(f"nothing was started; the head {head.instance_id} is left")
-        raise
-    return _followed(remote, name, key)
+    remote, made_of = of_this_kind(session, experiment, head)
+    settings = [word for override in overrides for word in ("-s", override)]
+    if new and (free := _free_name(remote, name)) != name:
+        note(f"the name {name} is taken: this run is {free}")
+        name, settings = free, [*settings, "-s", f"name={free}"]
+        resources = load_experiment(file, settings[1::2]).resources
+    # The head may remember another bucket than this machine.
+    settings += ["-s", f"resources.checkpoints={resources.checkpoints}"]
+    packed = upload_folder(session, resources.checkpoints, name, archive)
+    remember(resources, name, made_of)
+    command = ["run", str(path.relative_to(root)), *settings, *words, "--yes"]
+    pledge_on_head(default_home(), head_key(session, resources.aws.owner), experiment.constraints.max_cost_usd)
+    return _followed(remote, name, lambda: remote.start(name, command, packed, made_of, secrets))
 
 
 def checked_head(experiment: Experiment, *, no_cap: bool) -> tuple[AwsSession, str, str]:
@@ -165,21 +160,17 @@ def forward(context: typer.Context) -> int:
     name = str(params.get("name") or next(iter(several), ""))
     names = [str(one.name) for one in context.command.params]
     typed = {one for one in names if getattr(context.get_parameter_source(one), "name", "") == "COMMANDLINE"}
-    if "server" in typed:
-        raise InputError("--server and --on head name two places; give one of them")
-    if params.get("to") is not None:
-        raise InputError(f"--to: the head writes files only; use `rubberband export {name} trials.csv --on head`")
-    if params.get("follow"):
-        raise InputError(
-            f"--follow: the head does not send it line by line; use `rubberband status {name} --watch --on head`"
-        )
-    if params.get("watch") and "output" in typed:
-        raise InputError("--output: with --watch, the head shows the run's own lines; leave one of them out")
+    if without := typed & {"server", "to", "follow", *(["output"] if params.get("watch") else [])}:
+        raise InputError(f"--{min(without)} does not go with --on head; leave one of them out")
     remote, known, made_of = _found(name)
     head = head_key(remote.session, known["owner"])
     words = _words(context, typed - {"on"})
     if command == "resume":
-        _require_same(name, known, made_of)
+        if known.get("made_of", made_of) != made_of:
+            raise InputError(
+                f"the head has other code or packages than {name} was started with; give it those of here first: "
+                "`rubberband cloud up FILE`"
+            )
         status = _status(remote, name)
         most_usd, spent_usd = _limit_and_bill(status)
         secrets = _secrets_of(status)
@@ -187,9 +178,8 @@ def forward(context: typer.Context) -> int:
         bill = f"{bound_of(most_usd)}, {format_usd(spent_usd)} spent"
         confirm_bill(f"{name} continues on the head: {bill}", "go on", yes=bool(params["yes"]))
         pledge_on_head(default_home(), head, None if most_usd is None else max(0.0, most_usd - spent_usd))
-        words = words if params["yes"] else ["--yes", *words]
-        return _followed(remote, name, _started(remote, name, ["resume", *words], None, made_of, secrets))
-    _tell_older(made_of)
+        resumed = ["resume", *words] if params["yes"] else ["resume", "--yes", *words]
+        return _followed(remote, name, lambda: remote.start(name, resumed, None, made_of, secrets))
     if params.get("watch"):
         return _followed(remote, name, None)
     if command in ("extend", "rm") and not (params["yes"] or params["dry_run"]):
@@ -230,12 +220,10 @@ def _words(context: typer.Context, names: Collection[str]) -> list[str]:
 
 
 def _printed(answer: HeadAnswer, path: str | Path | None = None) -> int:
-    """Print the answer of a command, and write the file that it wrote. Raises ProviderError if that did not come."""
+    """Print the answer of a command, and write the file that it wrote."""
     print(answer.out, end="", flush=True)
     print(answer.err, end="", file=sys.stderr)
-    if path is not None and answer.exit_code == 0:
-        if answer.file is None:
-            raise ProviderError("the head did not send the file; its rubberband may be older than this one")
+    if path is not None and answer.file is not None:
         try:
             Path(path).write_bytes(answer.file)
         except OSError as error:
@@ -278,90 +266,49 @@ def _notified(wanted: Sequence[NotifyAddress]) -> dict[str, str]:
     return {address.variable: address.url for address in addresses(wanted, os.environ)}
 
 
-def _require_same(name: str, known: Mapping[str, Any], made_of: str) -> None:
-    """Raise InputError where the head has other code or packages than the run was started with."""
-    if known.get("made_of", made_of) != made_of:
-        raise InputError(
-            f"the head has other code or packages than {name} was started with; give it those of here first: "
-            "`rubberband cloud up FILE`"
-        )
-
-
-def _tell_older(made_of: str) -> None:
-    from rubberband.cloud.wheel import build_wheel, public_version
-
-    _, _, has = made_of.partition(" ")
-    with suppress(InputError):  # a changed installation: nothing to compare with
-        own = build_wheel()[0]
-        if made_of and (not has or own in has or has.endswith(f"=={public_version()}")):
-            return
-        note(
-            f"note: the head's rubberband is {has or 'an older one'}, and this machine's is {own.removesuffix('.whl')}"
-        )
-
-
 def root_of(path: Path) -> Path:
     """Return the folder with the code: the working folder if the file is in it, else the file's own."""
     here = Path.cwd()
     return here if path.is_relative_to(here) else path.parent
 
 
-def _followed(remote: RemoteHead, name: str, key: str | None) -> int:
-    """Print the output of a run until it ends, and return its exit code. Ctrl-C ends only this, and so does AWS.
+def _followed(remote: RemoteHead, name: str, start: Callable[[], str] | None) -> int:
+    """Start a run, unless it was started before; print its output until it ends, and return its exit code.
 
-    Raises what AWS answers, such as that the credentials have expired, with how to go on.
+    Ctrl-C ends only this, and so does an error of AWS: a line says how to follow it again.
     """
-    offset, is_there = 0, key is not None
+    from rubberband.cloud.aws.head import HeadRefusedError
+
+    key, seen, offset = None, None, 0
     try:
+        key = None if start is None else start()
         while True:
-            with _adding(_goes_on(name) if is_there else ""):
-                seen = remote.look(name, key, offset)
-            is_there = True
+            seen = remote.look(name, key, offset)
             sys.stdout.buffer.write(seen.log)
             sys.stdout.flush()
             offset += len(seen.log)
-            if seen.more:
-                continue
-            if seen.exit_code is not None:
+            if seen.exit_code is not None and not seen.more:
                 return seen.exit_code
             if not seen.lives:
-                raise InputError(
-                    f"the head stopped while {name} ran; `rubberband resume {name} --on head` continues it"
-                )
-            time.sleep(_FOLLOW_S)
-    except KeyboardInterrupt:
-        note(f"{_goes_on(name)}, `rubberband cancel {name} --on head` ends it")
-        raise
-
-
-def _goes_on(name: str) -> str:
-    return f"{name} continues on the head: `rubberband status {name} --on head --watch` follows it"
-
-
-def _started(remote: RemoteHead, name: str, words: list[str], packed: str | None, made_of: str, secrets: str) -> str:
-    """Start a run and return its key; where no answer comes, the error says that it may have started."""
-    with _adding(f"whether {name} was started is not known: `rubberband status {name} --on head` shows it"):
-        return remote.start(name, words, packed, made_of, secrets)
-
-
-@contextmanager
-def _adding(what: str) -> Iterator[None]:
-    """Add to an error what that means for the run, unless the head itself refuses, or has gone."""
-    from rubberband.cloud.aws.head import HeadRefusedError
-
-    try:
-        yield
+                break
+            if not seen.more:
+                time.sleep(_FOLLOW_S)
     except HeadRefusedError:
         raise
-    except RubberbandError as error:
-        raise type(error)(f"{error}; {what}" if what else str(error)) from None
+    except (KeyboardInterrupt, RubberbandError) as error:
+        state = "continues" if (key or seen) and isinstance(error, KeyboardInterrupt) else "may run"
+        note(
+            f"{name} {state} on the head: `rubberband status {name} --on head --watch` follows it, "
+            f"`rubberband cancel {name} --on head` ends it"
+        )
+        raise
+    raise InputError(f"the head stopped while {name} ran; `rubberband resume {name} --on head` continues it")
 
 
 def _found(name: str) -> tuple[RemoteHead, Mapping[str, Any], str]:
     """Return the head on which an experiment was started, started again if it has stopped; also what is remembered of
     that start, and what the head is made of. Raises InputError."""
     from rubberband.cloud.aws.calls import open_aws
-    from rubberband.cloud.aws.client import account_of
     from rubberband.cloud.aws.head import running_head
     from rubberband.executor.run.allowance import require_head
     from rubberband.spec.account import remembered
@@ -379,11 +326,6 @@ def _found(name: str) -> tuple[RemoteHead, Mapping[str, Any], str]:
     if words["checkpoints"] is None:
         raise InputError(f"{name} was not started from here, and no bucket is known; run `rubberband aws setup`")
     session = open_aws(words["region"])
-    if (here := account_of(session)) != words.get("account", here):
-        raise InputError(
-            f"{name} runs in account {words['account']}, and these credentials are of {here}; use those of the first "
-            "(AWS_PROFILE)"
-        )
     instance_id = running_head(session, words["owner"], note, lambda: require_head(home, words["region"]))
     remote = remote_head(session, instance_id, words["checkpoints"], words["owner"])
     return remote, words, remote.wait_until_ready(note)
@@ -411,17 +353,15 @@ def head_key(session: AwsSession, owner: str) -> str:
     return f"{account_of(session)}.{session.region}.{owner}"
 
 
-def remember(session: AwsSession, resources: Resources, name: str, made_of: str) -> None:
+def remember(resources: Resources, name: str, made_of: str) -> None:
     """Note on which head an experiment is, and what that is made of."""
-    from rubberband.cloud.aws.client import account_of
     from rubberband.cloud.catalogue import types_of
     from rubberband.files import make_directories, write_atomically
 
     folder = default_home() / "heads"
     words = {"region": resources.region, "owner": resources.aws.owner, "checkpoints": resources.checkpoints}
-    types = list(types_of(resources))
     make_directories(folder)
-    content = json.dumps({**words, "account": account_of(session), "types": types, "made_of": made_of}).encode()
+    content = json.dumps({**words, "types": list(types_of(resources)), "made_of": made_of}).encode()
     write_atomically(folder / f"{name}.json", content, durable=True)
 
 

@@ -118,7 +118,7 @@ def run(
         provider = experiment.resources.provider
         if (head := part_of(provider, "head")) is None:
             raise InputError(f"resources.provider: {provider} needs no head; leave --on head out")
-        raise typer.Exit(head(file, experiment, overrides or [], words, new=new, no_cap=no_cap, yes=yes))
+        raise typer.Exit(head.run_on_head(file, experiment, overrides or [], words, new=new, no_cap=no_cap, yes=yes))
     folder = open_folder(experiment.name)
     if new:
         experiment, folder = under_free_name(experiment, folder, _announce)

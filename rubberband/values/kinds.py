@@ -62,8 +62,8 @@ class ProviderKind:
     """Takes the folder of a provider's records that came from a backup, and does what they do not know: launches since.
     None: nothing has to be done."""
     head: str | None = None
-    """Takes what `rubberband run FILE --on head` takes, starts a machine of the provider that drives the run, and
-    returns an exit code (`rubberband.commands.on_head.run_on_head`). None: this machine drives all runs."""
+    """Module of `--on head`, as `rubberband.commands.on_head`: `run_on_head` starts a machine of the provider that
+    drives a run, `forward` carries another command out there. None: this machine drives all runs."""
     clean_up: str | None = None
     """Takes the home and the name of an experiment (None: all), ends instances whose driver is dead, and returns a
     `rubberband.cloud.provider.CleanedUp`. None: their leases end them."""
@@ -137,7 +137,7 @@ OWN: Mapping[str, ProviderKind] = {
         preflight="rubberband.cloud.aws.today:checked",
         reserved="rubberband.cloud.aws.today:reserved",
         restored="rubberband.cloud.aws.intents:renew_requests",
-        head="rubberband.commands.on_head:run_on_head",
+        head="rubberband.commands.on_head",
         clean_up="rubberband.cloud.aws:clean_up_home",
         is_rented=True,
         modules=("boto3",),

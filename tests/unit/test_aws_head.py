@@ -33,6 +33,11 @@ def ended(account: Account, owner: str = "rubberband", place: OwnInstance | None
     return end_everything(account.session, owner, place=place, clock=lambda: account.now, sleep=account.sleep)
 
 
+def is_for_one(call: FakeCall) -> bool:
+    """Whether the call describes one instance, by its id."""
+    return call.operation == "DescribeInstances" and "'instance-id'" in str(call.params)
+
+
 def test_the_head_is_started_once_and_found_after_that(account: Account) -> None:
     first, second = head_of(account), head_of(account)
     assert (first.started, second.started) == (True, False)
@@ -185,7 +190,7 @@ def test_a_head_that_dies_before_it_runs_is_an_error(account: Account) -> None:
             account.fake.break_down(one.instance_id)
         return None
 
-    account.fake.fault = lambda call: breaks(call) if call.params.get("InstanceIds") else None
+    account.fake.fault = lambda call: breaks(call) if is_for_one(call) else None
     with pytest.raises(ProviderError, match=r"the head i-\w+ ended before it ran: "):
         head_of(account)
     assert len(account.fake.instances) == 1  # or a hundred would be launched, each of which ends
@@ -474,7 +479,7 @@ def test_a_head_whose_volume_kms_keeps_from_it_names_the_remedy(account: Account
     looks = [0]
 
     def breaks(call: FakeCall) -> Fault | None:
-        looks[0] += "InstanceIds" in call.params
+        looks[0] += is_for_one(call)
         for one in account.fake.living if looks[0] > 1 else ():
             account.fake.break_down(one.instance_id, "Client.InvalidKMSKey.InvalidState")
         return None
