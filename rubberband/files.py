@@ -197,8 +197,8 @@ def home_notes(home: Path) -> list[str]:
 
 def is_remote(path: Path) -> bool:
     """Whether other machines may have the file system of `path` mounted: memory is not shared with them."""
-    kind = file_system(path)
-    return kind in _REMOTE or (kind.startswith("fuse.") and kind.removeprefix("fuse.") not in _LOCAL_FUSE)
+    kind, _, driver = file_system(path).partition(".")
+    return kind in _REMOTE or (kind == "fuse" and driver not in _LOCAL_FUSE)
 
 
 def file_system(path: Path) -> str:

@@ -8,12 +8,11 @@ behind 16 launches took 30 s and more.)
 
 from __future__ import annotations
 
-import getpass
 import re
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -29,7 +28,7 @@ from rubberband.cloud.aws.calls import (
     AwsSession,
     tags_in,
 )
-from rubberband.cloud.aws.errors import FAILURES, code_of, explain, in_one_line, settings_error
+from rubberband.cloud.aws.errors import FAILURES, explain, in_one_line
 from rubberband.cloud.aws.prices import TypeFacts
 from rubberband.cloud.provider import LEASE_EXPIRED
 from rubberband.errors import InputError, ProviderError
@@ -57,8 +56,6 @@ class BotoSession:
         self._clients: dict[str, Any] = {}
         with in_one_line():
             self._boto = boto3.session.Session(region_name=region)
-            roles = self._boto._session.get_component("credential_provider").get_provider("assume-role")
-            roles._prompter = _code_of_a_device
 
     def client(self, service: str) -> Any:
         """Return the client of a service, always the same one. Raises InputError if this region cannot have one."""
@@ -66,10 +63,8 @@ class BotoSession:
             if service not in self._clients:
                 try:
                     self._clients[service] = self._ec2() if service == "ec2" else self._made(service, _ATTEMPTS)
-                except BotoCoreError as error:
+                except (BotoCoreError, ValueError, OSError) as error:  # also of a wrong address, or of a program
                     raise InputError(explain(error)) from error
-                except (ValueError, OSError) as error:  # a wrong address, or a program of the profile
-                    raise InputError(settings_error(error)) from error
             return self._clients[service]
 
     def _made(self, service: str, attempts: int) -> Any:
@@ -90,19 +85,6 @@ class BotoSession:
         ec2.run_instances = lambda **words: (dry_run if words.get("DryRun") else launch)(**words)
         ec2.terminate_instances = self._made("ec2", _ATTEMPTS_TO_END).terminate_instances
         return ec2
-
-
-def _code_of_a_device(question: str) -> str:
-    """Ask for the code of the second factor. Raises InputError without a terminal."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", getpass.GetPassWarning)
-        try:
-            return getpass.getpass(question)
-        except (EOFError, getpass.GetPassWarning):
-            raise InputError(
-                f"AWS wants a code here ({question.strip(': ')}), and this is no terminal; run this in one, or take "
-                "credentials that need no code (`aws sts get-session-token`)"
-            ) from None
 
 
 def open_session(region: str) -> BotoSession:
@@ -341,8 +323,6 @@ _STEP = re.compile(r"rubberband: \d\d:\d\d:\d\d (?P<step>.*)")
 _ENDING, _JOINING, _LEASE = "ending", "joining ", "rubberband: the lease has ended"
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\r")
 _LONGEST = 200
-_OLD_KIND = "UnsupportedOperation"
-"""EC2's error for a type that shows no latest output, but only an earlier one."""
 
 
 def why_ended(session: AwsSession, machine: Mapping[str, Any], *, lease_over: bool) -> str:
@@ -354,17 +334,9 @@ def why_ended(session: AwsSession, machine: Mapping[str, Any], *, lease_over: bo
 
 def output(session: AwsSession, instance_id: str) -> str:
     """Return the console's output as far as EC2 has it; empty where the role may not read it."""
-    ec2 = session.client("ec2")
-    try:
-        try:
-            shown = ec2.get_console_output(InstanceId=instance_id, Latest=True)
-        except FAILURES as error:
-            if code_of(error) != _OLD_KIND:
-                return ""
-            shown = ec2.get_console_output(InstanceId=instance_id)
-    except FAILURES:
-        return ""
-    return str(shown.get("Output") or "")
+    with suppress(*FAILURES):
+        return str(session.client("ec2").get_console_output(InstanceId=instance_id, Latest=True).get("Output") or "")
+    return ""
 
 
 def last_words(console: str) -> str:

@@ -67,11 +67,6 @@ _LOGINS = (boto.SSOError, boto.TokenRetrievalError, getattr(boto, "LoginError", 
 """The last one is of `aws login`, which newer versions of botocore know."""
 _NO_KEYS = (boto.NoCredentialsError, boto.CredentialRetrievalError, boto.PartialCredentialsError)
 _NO_ANSWER = (boto.HTTPClientError, boto.ConnectionError)
-_SETTINGS = (
-    boto.ProfileNotFound, boto.ConfigParseError, boto.ConfigNotFound, boto.InvalidConfigError,
-    boto.InvalidRetryConfigurationError, boto.UnknownCredentialError, boto.InvalidProxiesConfigError,
-    boto.InvalidDefaultsMode, boto.MissingDependencyException,
-)  # fmt: skip
 
 OF_AWS = (boto.ClientError, boto.BotoCoreError, ResponseParserError)
 """Errors of AWS and of the connection to it. ResponseParserError, which is no BotoCoreError, stands for an answer that
@@ -152,13 +147,6 @@ def denied_by(error: BaseException) -> str | None:
     return found.group(1).strip() if found else None
 
 
-def settings_error(error: BaseException) -> str:
-    """Return one line on AWS's settings on this machine, of which a client cannot be made."""
-    return (
-        f"AWS's settings here are wrong ({_line(error)}); correct ~/.aws/config, AWS_PROFILE and other AWS_ variables"
-    )
-
-
 def explain(error: BaseException) -> str:
     """Return one line: AWS's message, and the remedy."""
     if isinstance(error, boto.ClientError):
@@ -173,18 +161,15 @@ def explain(error: BaseException) -> str:
             f"the login to AWS has expired ({_line(error)}); run `aws sso login` (or `aws login`) with the same "
             "AWS_PROFILE"
         )
-    if isinstance(error, _SETTINGS):
-        return settings_error(error)
-    if isinstance(error, boto.SSLError):
-        return f"AWS's certificate is not accepted ({_line(error)}); set AWS_CA_BUNDLE to that of your proxy"
     if isinstance(error, _NO_ANSWER):
         return (
             f"AWS does not answer ({_line(error)}); check resources.region, this machine's network and its proxy "
-            "(HTTPS_PROXY)"
+            "(HTTPS_PROXY, AWS_CA_BUNDLE)"
         )
-    if isinstance(error, boto.NoRegionError | boto.InvalidRegionError):
-        return f"{_line(error)}; set resources.region to one such as us-east-1"
-    return f"{type(error).__name__}: {_line(error)}; ask again later"
+    return (
+        f"{type(error).__name__}: {_line(error)}; check ~/.aws/config, AWS_PROFILE and other AWS_ variables, or ask "
+        "again later"
+    )
 
 
 def _explain_answer(error: boto.ClientError) -> str:

@@ -9,6 +9,7 @@ driver sends instances in other zones only its code and a few bytes an iteration
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -65,32 +66,17 @@ def require_runnable(resources: Resources, *, is_lent: bool) -> None:
         )
 
 
-_FAMILIES = {
-    "g5g": "NVIDIA T4G on an Arm CPU (PyPI's torch for Arm has no CUDA, and PyTorch's CUDA builds for Arm no T4G)",
-    "g4ad": "AMD Radeon Pro V520",
-    "dl1": "Intel Gaudi",
-    "dl2q": "Qualcomm AI 100",
-    "inf1": "AWS Inferentia",
-    "inf2": "AWS Inferentia2",
-    "trn1": "AWS Trainium",
-    "trn1n": "AWS Trainium",
-    "trn2": "AWS Trainium2",
-    "trn2u": "AWS Trainium2",
-    "vt1": "AMD Alveo U30",
-    "f1": "AMD FPGAs",
-    "f2": "AMD FPGAs",
-    "p2": "NVIDIA K80 (no current build of torch knows it)",
-}
-"""Family -> its accelerator, which the published wheels of PyTorch cannot use. For Arm see pytorch/pytorch#160162."""
+_NO_TORCH = re.compile(r"(g5g|g4ad|dl\w+|inf\d|trn\w+|vt1|f[12]|p2)\.")
+"""Types with accelerators that the published wheels of PyTorch cannot use: AWS's, AMD's, Intel's and Qualcomm's, FPGAs,
+NVIDIA's K80, and T4G on Arm (pytorch/pytorch#160162)."""
 
 
 def check_accelerator(resources: Resources, instance_type: str) -> None:
     """Raise InputError for a type whose accelerator torch cannot use, unless an image has suitable software."""
-    accelerator = _FAMILIES.get(instance_type.partition(".")[0])
     brings_its_own = resources.aws.image is not None and (resources.aws.install or "").strip() == "none"
-    if accelerator and not brings_its_own:
+    if _NO_TORCH.match(instance_type) and not brings_its_own:
         raise InputError(
-            f"resources.instance_type: {shown(instance_type)} has {accelerator}, which the published builds of PyTorch "
+            f"resources.instance_type: {shown(instance_type)} has an accelerator that the published builds of PyTorch "
             "cannot use; choose a type with an NVIDIA GPU, such as g4dn.xlarge or g5.xlarge, or give an image with "
             "everything (resources.aws: image, and install: none)"
         )

@@ -43,17 +43,6 @@ if torch.cuda.device_count() < GPUS:
 """
 
 
-_CUDA_BUILD = "run again, or give an index with a CUDA build (resources.aws.index_url)"
-_FIXES = {
-    "driver on your system is too old": "give a newer image (resources.aws.image), or an index of an older CUDA "
-    "(resources.aws.index_url)",
-    "no kernel image": "give an index of an older CUDA (resources.aws.index_url), or another type",
-}
-"""By what an error says."""
-_FINAL = ("without CUDA", *_FIXES)
-"""These do not pass by themselves."""
-
-
 Run = Callable[[list[str]], tuple[bool, str]]
 """Runs a command: whether it succeeded, and its output."""
 
@@ -72,7 +61,7 @@ def gpu_trouble(
     run = run or _run
     deadline = clock() + WAIT_S
     while trouble := _look_at_gpus(gpus, run):
-        if clock() >= deadline or any(sign in trouble for sign in _FINAL):
+        if clock() >= deadline or "without CUDA" in trouble:
             return trouble
         sleep(_LOOK_S)
     return ""
@@ -90,9 +79,8 @@ def _look_at_gpus(gpus: int, run: Run) -> str:
     ok, text = run([sys.executable, "-c", _TORCH.replace("GPUS", str(gpus))])
     if ok:
         return ""
-    line = _what_failed(text)[:110]
-    remedy = next((fix for sign, fix in _FIXES.items() if sign in line), _CUDA_BUILD)
-    return f"{line}; {remedy}"
+    fix = "give a fitting build or driver (resources.aws.index_url, resources.aws.image), or another type"
+    return f"{_what_failed(text)[:110]}; {fix}"
 
 
 def _run(command: list[str]) -> tuple[bool, str]:

@@ -188,8 +188,7 @@ def ensure_group(session: AwsSession, owner: str, vpc: str, *, sleep: Callable[[
     ec2 = session.client("ec2")
     found = _find_group(ec2, owner, vpc)
     group = found["GroupId"] if found is not None else _make_group(ec2, owner, vpc, sleep)
-    if found is None or not _lets_itself_in(found):
-        _let_itself_in(ec2, group, sleep)
+    _let_itself_in(ec2, group, sleep)
     return str(group)
 
 
@@ -239,15 +238,6 @@ def _make_group(ec2: Any, owner: str, vpc: str, sleep: Callable[[float], None]) 
         f"resources.aws.security_group: {vpc} has a group named {group_name(owner)} without the tag "
         f"{OWNER_TAG}={owner}; name it in the file to use it, or rename it"
     )
-
-
-def _lets_itself_in(group: Mapping[str, Any]) -> bool:
-    for rule in group.get("IpPermissions", ()):
-        every_port = rule.get("FromPort", 0) <= 1 and rule.get("ToPort", 65535) == 65535
-        every_port = rule.get("IpProtocol") == "-1" or (rule.get("IpProtocol") == "tcp" and every_port)
-        if every_port and any(pair.get("GroupId") == group["GroupId"] for pair in rule.get("UserIdGroupPairs", ())):
-            return True
-    return False
 
 
 def _let_itself_in(ec2: Any, group: str, sleep: Callable[[float], None]) -> None:

@@ -5,7 +5,6 @@ Nothing is bought: permissions are checked by dry runs and by harmless calls. Ca
 
 from __future__ import annotations
 
-import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,6 +43,7 @@ from rubberband.cloud.aws.network import (
 from rubberband.cloud.aws.provider import check_lease
 from rubberband.cloud.aws.s3 import PACKAGES, is_bucket, owner_words, place_in, trouble
 from rubberband.errors import InputError, ProviderError
+from rubberband.files import file_system, is_remote
 from rubberband.installation import STORE_DRIVERS, require_driver
 from rubberband.spec.resources import Resources
 from rubberband.units import counted, shown
@@ -72,12 +72,8 @@ def check_clock(answer: Mapping[str, Any], now: float) -> None:
         )
 
 
-_NETWORK = re.compile(r"nfs4?|cifs|smb\w*|lustre|ceph|glusterfs|beegfs|gpfs|wekafs|9p|fuse(\..*)?")
-"""Network file systems: EFS is nfs4, FSx lustre or nfs, Mountpoint for S3 fuse."""
-
-
-def check_store(session: AwsSession, resources: Resources, *, mounts: Sequence[str] | None = None) -> Iterator[str]:
-    """Yield notes on `resources.checkpoints`. `mounts`: lines as in /proc/mounts, by default this machine's.
+def check_store(session: AwsSession, resources: Resources) -> Iterator[str]:
+    """Yield notes on `resources.checkpoints`.
 
     Raises InputError, with the remedy, if instances do not see the store, if it does not outlive them, or if it cannot
     be written; botocore's errors.
@@ -98,8 +94,8 @@ def check_store(session: AwsSession, resources: Resources, *, mounts: Sequence[s
         )
         return
     path = Path(unquote(urlsplit(url).path)) if url.startswith("file://") else Path(url).expanduser()
-    kind = file_system(path.absolute(), _mounts() if mounts is None else mounts)
-    if _NETWORK.fullmatch(kind):
+    kind = file_system(path)
+    if is_remote(path):
         yield f"checkpoints go to {path} ({kind}), which every instance must have mounted there (resources.aws.setup)"
         return
     if resources.market == "spot":
@@ -112,26 +108,6 @@ def check_store(session: AwsSession, resources: Resources, *, mounts: Sequence[s
         f"checkpoints go to {path}, which is not a network mount here ({kind or 'no mount found'}); "
         "check that instances see it"
     )
-
-
-def file_system(path: Path, mounts: Sequence[str]) -> str:
-    """Return the type of the file system of `path`, such as `nfs4`; empty if no mount holds it."""
-    best, found = -1, ""
-    for line in mounts:
-        words = line.split()
-        if len(words) < 3:
-            continue
-        mount = Path(words[1].replace("\\040", " "))
-        if path.is_relative_to(mount) and len(mount.parts) >= best:
-            best, found = len(mount.parts), words[2]
-    return found
-
-
-def _mounts() -> list[str]:
-    try:
-        return Path("/proc/mounts").read_text().splitlines()
-    except OSError:
-        return []
 
 
 def _check_bucket(session: AwsSession, url: str) -> Iterator[str]:

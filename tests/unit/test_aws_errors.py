@@ -179,11 +179,6 @@ def test_launches_and_ends_have_connections_and_attempts_of_their_own(monkeypatc
     assert len({launch, end, look}) == 3
 
 
-def test_a_name_that_is_no_region_is_bad_input() -> None:
-    with pytest.raises(InputError, match=r"resources\.region"):
-        open_session("not a region!").client("ec2")
-
-
 def test_a_profile_that_is_not_there_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobody's")
     with pytest.raises(InputError, match="AWS_PROFILE"):

@@ -13,7 +13,7 @@ import pytest
 from rubberband.cloud import offers
 from rubberband.cloud.aws import client
 from rubberband.cloud.aws.calls import open_aws
-from rubberband.cloud.aws.preflight import check_clock, check_store, file_system, preflight
+from rubberband.cloud.aws.preflight import check_clock, check_store, preflight
 from rubberband.cloud.aws.provider import AwsProvider, open_cluster
 from rubberband.cloud.offers import fallback_offers
 from rubberband.cloud.provider import ClusterRequest, Head
@@ -180,16 +180,23 @@ def test_whether_instances_may_be_ended_is_known_once_there_is_one(account: Acco
     assert all(one.lives() for one in account.fake.instances)
 
 
-def test_directories_must_be_shared_and_on_spot_outlive_the_instances(account: Account) -> None:
-    mounts = ["/dev/root / ext4 rw 0 0", "fs-1.efs:/ /mnt/shared\\040disk nfs4 rw 0 0"]
-    shared, plain = account.resources(checkpoints="/mnt/shared disk/c"), account.resources(checkpoints="/tmp/c")
-    assert ["nfs4" in note for note in check_store(account.session, shared, mounts=mounts)] == [True]
-    assert ["not a network mount" in note for note in check_store(account.session, plain, mounts=mounts)] == [True]
-    on_spot = account.resources(checkpoints="file:///tmp/c", market="spot")
+def test_directories_must_be_shared_and_on_spot_outlive_the_instances(
+    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (
+        "1 0 0:1 / / rw - ext4 root rw",
+        "2 1 0:2 / /mnt/shared rw - nfs4 fs rw",
+        "3 1 0:3 / /mnt/s3 rw - fuse s3 rw",
+    )
+    (tmp_path / "mounts").write_text("\n".join(lines))
+    monkeypatch.setattr("rubberband.files._MOUNTS", tmp_path / "mounts")
+    plain, on_spot = account.resources(checkpoints="/tmp/c"), {"market": "spot"}
+    for path, kind in (("/mnt/shared/c", "nfs4"), ("/mnt/s3/c", "fuse")):
+        shared = account.resources(checkpoints=path, **on_spot)
+        assert [f"({kind})" in note for note in check_store(account.session, shared)] == [True]
+    assert ["not a network mount" in note for note in check_store(account.session, plain)] == [True]
     with pytest.raises(InputError, match=r"directory of one machine \(ext4\).*or set market: on_demand"):
-        list(check_store(account.session, on_spot, mounts=mounts))
-    assert file_system(Path("/mnt/shared"), mounts) == "ext4"
-    assert file_system(Path("/x"), []) == ""
+        list(check_store(account.session, account.resources(checkpoints="file:///tmp/c", **on_spot)))
 
 
 @pytest.mark.parametrize(("now", "text"), [(90.0, "90 s ahead of AWS's"), (-400.0, "400 s behind AWS's")])
@@ -266,16 +273,6 @@ def test_where_the_console_cannot_be_read_the_command_that_shows_it_is_reported(
     )
     why = client.why_ended(account.session, machine, lease_over=False)
     assert f"get-console-output --latest --instance-id {machine['InstanceId']}" in why
-
-
-def test_a_type_that_cannot_show_the_latest_shows_what_it_has() -> None:
-    account = Account()
-    machine = machine_of(account)
-    account.fake.world.console = lambda _: SETUP
-    account.fake.fault = lambda call: (
-        Fault(error=FakeError("UnsupportedOperation", "no", 400)) if call.params.get("Latest") else None
-    )
-    assert "No matching distribution" in client.why_ended(account.session, machine, lease_over=False)
 
 
 @pytest.mark.parametrize(

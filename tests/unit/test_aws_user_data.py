@@ -727,30 +727,17 @@ def test_gpus_that_do_not_come_are_said_in_one_line(machine: Gpus, found: str) -
 
 def test_a_build_without_cuda_is_refused_at_once() -> None:
     machine = Gpus(TWO, torch=(False, "torch 2.9.0+cpu is a build without CUDA\n"))
-    assert machine.trouble(2).startswith("torch 2.9.0+cpu is a build without CUDA; run again, or give an index")
+    assert machine.trouble(2).startswith("torch 2.9.0+cpu is a build without CUDA; give a fitting build or driver")
     assert machine.now == 0.0
 
 
-@pytest.mark.parametrize(
-    ("error", "fix"),
-    [
-        (
-            "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update it",
-            "; give a newer image (resources.aws.image), or an index of an older CUDA (resources.aws.index_url)",
-        ),
-        (
-            "torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device",
-            "; give an index of an older CUDA (resources.aws.index_url), or another type",
-        ),
-    ],
-)
-def test_a_driver_or_gpu_that_torch_is_not_made_for_is_refused_at_once_with_its_fix(error: str, fix: str) -> None:
+def test_a_driver_or_gpu_that_torch_is_not_made_for_is_refused_with_its_fix() -> None:
+    error = "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update it"
     advice = "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
     machine = Gpus(TWO, torch=(False, f'Traceback:\n  File "<string>"\n{error}\n{advice}'))
     said = machine.trouble(2)
     assert said.startswith(error[:80])
-    assert said.endswith(fix)
-    assert machine.now == 0.0
+    assert said.endswith("(resources.aws.index_url, resources.aws.image), or another type")
 
 
 def test_the_line_fits_into_what_is_reported_of_a_console() -> None:
@@ -790,19 +777,23 @@ def test_the_reason_is_what_a_command_says_in_either_stream(
 
 
 @pytest.mark.parametrize(
-    ("instance_type", "accelerator"),
+    "instance_type",
     [
-        ("g5g.xlarge", "NVIDIA T4G"),
-        ("g4ad.xlarge", "Radeon Pro V520"),
-        ("dl1.24xlarge", "Intel Gaudi"),
-        ("inf2.xlarge", "AWS Inferentia2"),
-        ("trn1.2xlarge", "AWS Trainium"),
-        ("p2.xlarge", "K80"),
+        "g5g.xlarge",
+        "g4ad.xlarge",
+        "dl1.24xlarge",
+        "dl2q.24xlarge",
+        "inf2.xlarge",
+        "trn1.2xlarge",
+        "trn2u.48xlarge",
+        "vt1.3xlarge",
+        "f2.6xlarge",
+        "p2.xlarge",
     ],
 )
-def test_a_type_whose_accelerator_torch_cannot_use_is_refused_by_name(instance_type: str, accelerator: str) -> None:
+def test_a_type_whose_accelerator_torch_cannot_use_is_refused(instance_type: str) -> None:
     words = {"instance_type": instance_type, "gpus_per_instance": 1, "price_per_hour": 1.0}
-    with pytest.raises(InputError, match=rf"{accelerator}.* choose a type with an NVIDIA GPU, such as g4dn"):
+    with pytest.raises(InputError, match=rf"{instance_type}.* choose a type with an NVIDIA GPU, such as g4dn"):
         offer(Resources(provider="aws", **words), environment={})
     offer(Resources(provider="virtual", **words), environment={})
     offer(Resources(provider="aws", aws={"image": "ami-1", "install": "none"}, **words), environment={})
