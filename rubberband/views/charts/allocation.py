@@ -153,21 +153,19 @@ def _keep_texts(bar: Figure, horizon: float, rows: int) -> None:
 
 def _ghosts(result: Result, rows: int, gpus: int, unit_s: float) -> list[Figure]:
     """Return the plan as areas behind the bars: one for each stage, with a row for each of its GPUs."""
-    ghosts: list[Figure] = []
-    for start_s, until_s, instances in _planned_areas(result):
-        ghosts.append(
-            {
-                "type": "rect",
-                "layer": "below",
-                "x0": start_s / unit_s,
-                "x1": until_s / unit_s,
-                "y0": -0.5,
-                "y1": min(instances * gpus, rows) - 0.5,
-                "fillcolor": GHOST,
-                "line": {"width": 1.5, "dash": "dash", "color": PLANNED},
-            }
-        )
-    return ghosts
+    return [
+        {
+            "type": "rect",
+            "layer": "below",
+            "x0": start_s / unit_s,
+            "x1": until_s / unit_s,
+            "y0": -0.5,
+            "y1": min(instances * gpus, rows) - 0.5,
+            "fillcolor": GHOST,
+            "line": {"width": 1.5, "dash": "dash", "color": PLANNED},
+        }
+        for start_s, until_s, instances in _planned_areas(result)
+    ]
 
 
 def _planned_areas(result: Result) -> list[tuple[float, float, int]]:
@@ -237,7 +235,10 @@ def _bar(name: str, colour: str, stretches: Iterable[Stretch], unit_s: float, pa
         "y": [row for row, *_ in every],
         "base": [start_s / unit_s for _, start_s, *_ in every],
         "x": [(end_s - start_s) / unit_s for _, start_s, end_s, *_ in every],
-        "hovertext": [f"{hover}<br>{_span(start_s, end_s)}" for _, start_s, end_s, hover, _ in every],
+        "hovertext": [
+            f"{hover}<br>{duration(start_s)} to {duration(end_s)} ({format_duration(round(end_s - start_s, 1))})"
+            for _, start_s, end_s, hover, _ in every
+        ],
         "hoverinfo": "text",
         **({"text": texts, "customdata": texts, "textposition": "inside"} if any(texts) else {"textposition": "none"}),
         "insidetextanchor": "middle",
@@ -247,15 +248,9 @@ def _bar(name: str, colour: str, stretches: Iterable[Stretch], unit_s: float, pa
     }
 
 
-def _span(start_s: float, end_s: float) -> str:
-    return f"{duration(start_s)} to {duration(end_s)} ({format_duration(round(end_s - start_s, 1))})"
-
-
 def _held_bars(result: Result, rented: Sequence[InstanceResult], gpus: int, unit_s: float) -> list[Figure]:
     """Return the bars behind the others: an instance has one, across the rows of its GPUs."""
-    waiting: list[Stretch] = []
-    starting: list[Stretch] = []
-    held: list[Stretch] = []
+    waiting, starting, held = (list[Stretch]() for _ in range(3))
     for instance in rented:
         until_s = end_s(result, instance)
         running_s = until_s if instance.running_s is None else min(instance.running_s, until_s)

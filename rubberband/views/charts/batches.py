@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from rubberband.executor.result.batch_history import BatchStretch
 from rubberband.executor.result.result import Result, TrialResult
@@ -119,7 +119,7 @@ def batches_over_time(result: Result) -> Figure | None:
     ]
     layout: Figure = {
         "height": _ROWS_PX + _AROUND_PX,
-        "xaxis": time_axis(unit, horizon_s / unit_s) | {"anchor": _axis(len(_ROWS) - 1)},
+        "xaxis": time_axis(unit, horizon_s / unit_s) | {"anchor": f"y{len(_ROWS)}"},
         **{f"yaxis{index + 1}": _value_axis(index, drawn) for index in range(len(_ROWS))},
         **stages,
         "updatemenus": [SWITCH | {"y": 1 + 24 / _ROWS_PX, "buttons": buttons}],
@@ -131,10 +131,6 @@ def batches_over_time(result: Result) -> Figure | None:
 
 def _button(label: str, xs: list[list[Any]], title: str, most: float, stages: Figure) -> Figure:
     return button(label, xs, {"xaxis.title.text": title, "xaxis.range": [0, most * 1.02], **stages})
-
-
-def _axis(index: int) -> str:
-    return f"y{index + 1}"
 
 
 def _value_axis(index: int, drawn: Drawn) -> Figure:
@@ -195,17 +191,12 @@ def _turns(stretches: Sequence[BatchStretch]) -> set[int]:
     return {
         beside
         for index, (before, after) in enumerate(pairwise(stretches))
-        if _kind(before) != _kind(after)
+        if any(getattr(before, name) != getattr(after, name) for name in ("stage", "gpus", "batch_size"))
         for beside in (index, index + 1)
     }
 
 
-def _kind(stretch: BatchStretch) -> tuple[int, int, int]:
-    return stretch.stage, stretch.gpus, stretch.batch_size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Point:
+class _Point(NamedTuple):
     """Instant of a trial's training."""
 
     at_s: float
@@ -222,8 +213,8 @@ def _points(stretches: Iterable[BatchStretch], held: bool) -> list[_Point | None
             if before is not None and stretch.stage != before.stage:
                 points.append(None)
             done = 0.0 if before is None else before.progress
-            points.append(_Point(at_s=stretch.start_s, progress=done, stretch=stretch))
-        points.append(_Point(at_s=stretch.end_s, progress=stretch.progress, stretch=stretch))
+            points.append(_Point(stretch.start_s, done, stretch))
+        points.append(_Point(stretch.end_s, stretch.progress, stretch))
         before = stretch
     return [*points, None]
 
@@ -246,7 +237,7 @@ def _trace(
         "showlegend": index == 0,
         "x": [point and point.at_s / unit_s for _, point in points],
         "y": [point and row.value(point.stretch) for _, point in points],
-        "yaxis": _axis(index),
+        "yaxis": f"y{index + 1}",
         "customdata": [point and _label(trial, point.stretch) for trial, point in points],
         "hovertemplate": f"trial %{{customdata[0]}}: {row.hover}<br>stage %{{customdata[1]}}, %{{customdata[2]}}"
         f"<extra>{outcome}</extra>",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rubberband.executor.result.result import Objective, Result, TrialResult
 from rubberband.units import counted, duration
@@ -42,8 +41,7 @@ CURVES_NOTE = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ReportPoint:
+class _ReportPoint(NamedTuple):
     """Report of a trial."""
 
     trial: int
@@ -58,8 +56,7 @@ Drawn = list[_ReportPoint | None]
 """Points of trials, with a gap after each trial."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
+class _Group(NamedTuple):
     """Trials that are drawn alike: their name in the legend, and in the text at a point."""
 
     name: str
@@ -126,12 +123,9 @@ def _around(result: Result, shown: Sequence[TrialResult], trial: int) -> list[_G
     groups = [
         _Group(f"others ({counted(len(others), 'trial')})", "other", others, CURVES["stopped"]),
         _Group(f"best (trial {best})", "best", leader, CURVES["winner"]),
-        _Group(f"trial {trial}", "this one", ours, _THIS),
+        _Group(f"trial {trial}", "this one", ours, ("#3b82c4", 3.5, 1.0)),
     ]
     return [group for group in groups if group.trials]
-
-
-_THIS = ("#3b82c4", 3.5, 1.0)
 
 
 def curves_chart(
@@ -151,20 +145,12 @@ def curves_chart(
 
 def _points(result: Result, trial: TrialResult, costs_usd: Sequence[float], step: int) -> Drawn:
     last = len(trial.curve) - 1
-    return [
-        *(
-            _ReportPoint(
-                trial=trial.trial,
-                iterations=iterations,
-                at_s=at_s,
-                share_usd=costs_usd[index],
-                value=finite(metrics.get(result.metric)),
-            )
-            for index, (at_s, iterations, metrics) in enumerate(trial.curve)
-            if index % step == 0 or index == last
-        ),
-        None,
-    ]
+    points = (
+        _ReportPoint(trial.trial, iterations, at_s, costs_usd[index], finite(metrics.get(result.metric)))
+        for index, (at_s, iterations, metrics) in enumerate(trial.curve)
+        if index % step == 0 or index == last
+    )
+    return [*points, None]
 
 
 def _trace(group: _Group, points: Drawn, xs: Sequence[Any], dots: bool) -> Figure:
@@ -175,17 +161,15 @@ def _trace(group: _Group, points: Drawn, xs: Sequence[Any], dots: bool) -> Figur
         "name": group.name,
         "x": xs,
         "y": [point and point.value for point in points],
-        "customdata": [point and _label(point) for point in points],
+        "customdata": [
+            point and [point.trial, point.iterations, duration(point.at_s), usd(point.share_usd)] for point in points
+        ],
         "hovertemplate": "trial %{customdata[0]}: %{y:.6g}<br>%{customdata[1]} iterations, at %{customdata[2]}, "
         f"%{{customdata[3]}} USD<extra>{group.short}</extra>",
         "line": {"color": colour, "width": width},
         "marker": {"color": colour, "size": 6 if width > 2 else 4},
         "opacity": opacity,
     }
-
-
-def _label(point: _ReportPoint) -> list[Any]:
-    return [point.trial, point.iterations, duration(point.at_s), usd(point.share_usd)]
 
 
 def _axis(title: str, step: int | None = None) -> Figure:
@@ -197,10 +181,7 @@ PARETO_NOTE = (
     "the star is the best by the metric that ranks."
 )
 
-
 _FRONT, _OTHERS = "#e08a1e", "#8d99a8"
-
-
 _MOST_POINTS = 3000
 
 

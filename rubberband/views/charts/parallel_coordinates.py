@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -16,6 +16,9 @@ from rubberband.executor.result.result import Result, TrialResult
 from rubberband.spec.space import canonical
 from rubberband.views.charts.parts import SHADES, Figure, chart_text, decades, few_of_many
 from rubberband.views.formatting import finite, number, printable, ranked, setting
+
+Space = Mapping[str, Any] | None
+"""The search space in the words of the file; if it is given, axes have the scale of their domains."""
 
 _MOST_CATEGORIES = 12
 _FEW_NUMBERS = 5
@@ -62,14 +65,19 @@ def domains_of(space: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def axes_of(names: Iterable[str], trials: Sequence[TrialResult], space: Space) -> list[Axis]:
+    """Return the axes of parameters; where some trials do not have one, "-" is below its values."""
+    domains = domains_of(space or {})
+    return [axis_of(name, [t.configuration.get(name, ABSENT) for t in trials], domains.get(name)) for name in names]
+
+
 def axis_of(name: str, values: Sequence[Any], domain: Any) -> Axis:
-    """Return the axis of a parameter; where some trials do not have it, "-" is below its values."""
+    """Return the axis of a parameter with these values, among which `ABSENT` may be."""
     known = [value for value in values if value is not ABSENT]
     axis = _known_axis(name, known, domain)
-    return axis if len(known) == len(values) else _with_absent(axis)
+    if len(known) == len(values):
+        return axis
 
-
-def _with_absent(axis: Axis) -> Axis:
     def place(value: Any) -> float | None:
         if value is ABSENT:
             return 0.0
@@ -168,11 +176,8 @@ _SHORT_NAME = 8
 """Letters of a name that fit centred above the first and the last axis."""
 
 
-def parallel_coordinates(result: Result, space: Mapping[str, Any] | None = None) -> Figure | None:
-    """Return configurations and metrics of the trials, the best on top; None without two trials and a metric.
-
-    `space` is the search space in the words of the file. If it is given, axes have the scale of their domains.
-    """
+def parallel_coordinates(result: Result, space: Space = None) -> Figure | None:
+    """Return configurations and metrics of the trials, the best on top; None without two trials and a metric."""
     drawn = _drawn(result, space)
     if drawn is None:
         return None
@@ -203,7 +208,7 @@ def parallel_coordinates(result: Result, space: Mapping[str, Any] | None = None)
     return {"data": traces, "layout": layout}
 
 
-def _drawn(result: Result, space: Mapping[str, Any] | None) -> tuple[list[TrialResult], list[Axis], list[float]] | None:
+def _drawn(result: Result, space: Space) -> tuple[list[TrialResult], list[Axis], list[float]] | None:
     """Return the trials of the chart, best first, its axes and the metrics; None without two trials and a metric."""
     shown = [trial for trial in ranked(result) if trial.metrics][:MOST_TRIALS]
     names = [name for name, varies in parameters(shown).items() if varies][: MOST_AXES - 1]
@@ -212,17 +217,14 @@ def _drawn(result: Result, space: Mapping[str, Any] | None) -> tuple[list[TrialR
     values = [value for trial in shown if (value := finite(trial.metrics.get(result.metric))) is not None]
     if not values:
         return None
-    domains = domains_of(space or {})
-    axes = [axis_of(name, [t.configuration.get(name, ABSENT) for t in shown], domains.get(name)) for name in names]
-    axes.append(number_axis(result.metric, values, log=False))
-    return shown, axes, values
+    return shown, [*axes_of(names, shown, space), number_axis(result.metric, values, log=False)], values
 
 
 Range = tuple[str, float, float]
 """Name of an axis, and the part of it that is chosen, from 0 to 1."""
 
 
-def within(result: Result, ranges: Sequence[Range], space: Mapping[str, Any] | None = None) -> frozenset[int]:
+def within(result: Result, ranges: Sequence[Range], space: Space = None) -> frozenset[int]:
     """Return the trials of the chart that pass through all of the ranges; those of unknown axes have no effect."""
     drawn = _drawn(result, space)
     if drawn is None:

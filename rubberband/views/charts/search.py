@@ -32,16 +32,13 @@ from rubberband.views.charts.parallel_coordinates import (
     ABSENT,
     ABSENT_SHARE,
     Axis,
-    axis_of,
-    domains_of,
+    Space,
+    axes_of,
     parameters,
     short_label,
 )
 from rubberband.views.charts.parts import LABELS_PX, LEGEND, SHADES, Figure, chart_text
 from rubberband.views.formatting import finite, listed, number, printable, ranked, setting
-
-Space = Mapping[str, Any] | None
-"""The search space in the words of the file; if it is given, axes have the scale of their domains."""
 
 ENOUGH = 20
 """Trials after which further training counts for more than further trials."""
@@ -75,9 +72,9 @@ class Comparable:
 
     def sentence(self, result: Result) -> str:
         """Return which trials are compared."""
-        of = f"of {len(result.trials):,}" if len(self.trials) < len(result.trials) else "all"
-        compared = f"{len(self.trials):,} {of} trials" if of != "all" else f"all {len(self.trials):,} trials"
-        return f"Compared: {compared}, at their metric after {counted(self.iterations, 'iteration')}."
+        count, every = len(self.trials), len(result.trials)
+        compared = f"{count:,} of {every:,}" if count < every else f"all {count:,}"
+        return f"Compared: {compared} trials, at their metric after {counted(self.iterations, 'iteration')}."
 
 
 def comparable(result: Result) -> Comparable | None:
@@ -107,9 +104,8 @@ def _compared(result: Result, iterations: int) -> Comparable:
     reached = [trial for trial in result.trials if trial.iterations >= iterations]
     values = [_value_after(trial, iterations, result.metric) for trial in reached]
     known = [(trial, value) for trial, value in zip(reached, values, strict=True) if value is not None]
-    return Comparable(
-        iterations=iterations, trials=tuple(trial for trial, _ in known), values=tuple(value for _, value in known)
-    )
+    trials, metrics = zip(*known, strict=True) if known else ((), ())
+    return Comparable(iterations=iterations, trials=trials, values=metrics)
 
 
 def _value_after(trial: TrialResult, iterations: int, metric: str) -> float | None:
@@ -127,8 +123,7 @@ def slices(result: Result, space: Space = None) -> Figure | None:
         return None
     names = varying[:_MOST_PANELS]
     drawn = _thinned(shown, _MOST_DRAWN // len(names))
-    domains = domains_of(space or {})
-    axes = [axis_of(name, [t.configuration.get(name, ABSENT) for t in shown], domains.get(name)) for name in names]
+    axes = axes_of(names, shown, space)
     groups = _by_iterations(result, drawn)
     data = [trace for at, axis in enumerate(axes) for trace in _panel(result, at, axis, groups)]
     wide, rows = min(len(axes), _PANELS_IN_A_ROW), math.ceil(len(axes) / _PANELS_IN_A_ROW)
@@ -178,8 +173,7 @@ def _is_wide(values: Sequence[float]) -> bool:
 
 def _by_iterations(result: Result, trials: Sequence[TrialResult]) -> list[tuple[str, list[TrialResult]]]:
     """Return the trials by the end of the stage that they reached or are in, with the group's name."""
-    ends = [*_rungs(result), max(trial.iterations for trial in trials)]
-    ends = sorted(set(ends))
+    ends = sorted({*_rungs(result), max(trial.iterations for trial in trials)})
     ends = [ends[math.ceil((at + 1) * len(ends) / _MOST_GROUPS) - 1] for at in range(_MOST_GROUPS)]
     groups: dict[int, list[TrialResult]] = {}
     for trial in trials:
@@ -272,10 +266,7 @@ def contour(result: Result, space: Space = None, *, x: str = "", y: str = "") ->
         return None
     x = x if x in names else next(name for name in names if name != y)
     y = y if y in names and y != x else next(name for name in names if name != x)
-    domains = domains_of(space or {})
-    across, up = (
-        axis_of(name, [t.configuration.get(name, ABSENT) for t in result.trials], domains.get(name)) for name in (x, y)
-    )
+    across, up = axes_of((x, y), result.trials, space)
     layout = {
         "height": 440,
         "showlegend": False,
@@ -376,10 +367,8 @@ def _dots(
     every = list(zip(known, xs, ys, strict=True))
     step = math.ceil(len(every) / _MOST_DOTS)
     best = result.best.trial if result.best is not None else None
-    for name, points in (
-        ("trials", every[::step]),
-        ("best", [point for point in every if compared.trials[point[0]].trial == best]),
-    ):
+    starred = [point for point in every if compared.trials[point[0]].trial == best]
+    for name, points in (("trials", every[::step]), ("best", starred)):
         shape: Figure = {"size": 13, "symbol": "star", "color": _BEST_COLOUR} if name == "best" else {"size": 5}
         trials = [compared.trials[at] for at, _, _ in points]
         yield {
@@ -433,11 +422,7 @@ def _changes(traces: Sequence[Figure]) -> Figure:
 
 FEWEST, MOST = 8, 300
 """Trials. The time grows with the square of their number: some seconds for the largest."""
-
-
 _MOST_PARAMETERS = 30
-
-
 IMPORTANCE_NOTE = (
     "Share of the metric's variance that each parameter explains alone (fANOVA); the rest are interactions and noise."
 )
@@ -473,13 +458,9 @@ def question_of(result: Result, space: Space = None) -> ComparedTrials | str:
     names = [name for name in varying if name not in partial]
     if not names:
         return "No parameter that all compared trials have differs between them."
-    domains = domains_of(space or {})
-    values, kinds = dict[str, list[Any]](), dict[str, str]()
-    for name in names:
-        every = [trial.configuration[name] for trial in trials]
-        seen = [trial.configuration.get(name, ABSENT) for trial in result.trials]
-        kinds[name] = axis_of(name, seen, domains.get(name)).kind
-        values[name] = [canonical(value) for value in every] if kinds[name] == "category" else every
+    kinds: dict[str, str] = {axis.name: axis.kind for axis in axes_of(names, result.trials, space)}
+    values = {name: [trial.configuration[name] for trial in trials] for name in names}
+    values |= {name: [*map(canonical, values[name])] for name, kind in kinds.items() if kind == "category"}
     notes = [IMPORTANCE_NOTE, compared.sentence(result)]
     notes += [f"{len(trials)} of these are used, chosen evenly."] if step > 1 else []
     notes += [f"Left out, as not all of them have it: {listed(map(printable, partial))}."] if partial else []
