@@ -236,13 +236,13 @@ class Sorted:
     def _critical_s(self, ends_s: Sequence[float], causes: Sequence[int]) -> dict[tuple[int, Kind], float]:
         """Walk back from the last SYNC: from each task to the one whose end it began at."""
         tasks = {node: task for node, task, _ in self.nodes}
-        found: dict[tuple[int, Kind], float] = defaultdict(float)
+        critical_s: dict[tuple[int, Kind], float] = defaultdict(float)
         node = self.nodes[-1][0]
         while node >= 0:
             begun_s = ends_s[causes[node]] if causes[node] >= 0 else 0.0
-            found[tasks[node].stage, tasks[node].kind] += ends_s[node] - begun_s
+            critical_s[tasks[node].stage, tasks[node].kind] += ends_s[node] - begun_s
             node = causes[node]
-        return dict(found)
+        return dict(critical_s)
 
 
 def _cost_usd(execution: Execution, plan: Plan, offer: Offer) -> float:
@@ -335,6 +335,6 @@ def _critical(executions: Sequence[Execution], lane: int) -> list[CriticalTask]:
     total_s = sum(taken_s.values())
     return [
         CriticalTask(lane=lane, stage=stage, kind=kind, share=seconds / total_s)
-        for (stage, kind), seconds in sorted(taken_s.items(), key=lambda one: (one[0][0], order[one[0][1]]))
+        for (stage, kind), seconds in sorted(taken_s.items(), key=lambda taken: (taken[0][0], order[taken[0][1]]))
         if seconds > 0.0
     ]

@@ -52,8 +52,8 @@ class Network:
     def ceiling(self) -> Numbers:
         """1 / max S, the updates per second of the busiest station; infinite if no station takes time."""
         with np.errstate(divide="ignore"):
-            found = np.divide(1.0, np.maximum(np.maximum(self.up_s, self.server_s), self.down_s))
-        return found if np.ndim(found) else float(found)
+            limit = np.divide(1.0, np.maximum(np.maximum(self.up_s, self.server_s), self.down_s))
+        return limit if np.ndim(limit) else float(limit)
 
 
 def exact(network: Network, workers: int) -> Floats:
@@ -162,8 +162,8 @@ def least_telling(profile: AsyncProfile, most: int) -> int | None:
 
     With fewer, the band is narrow, and a measurement does not calibrate the model.
     """
-    found = curve(profile, most)
-    wide = np.flatnonzero(_shows(found.low, found.high))
+    band = curve(profile, most)
+    wide = np.flatnonzero(_shows(band.low, band.high))
     return int(wide[0]) + 1 if len(wide) else None
 
 
@@ -292,13 +292,13 @@ def mixed_factor(profile: AsyncProfile, speeds: tuple[float, ...]) -> float:
     servers are the same for all, so that what a worker takes longer is its own time. Each end of the band of throughput
     changes by a factor of its own; the blend mixes them.
     """
-    network, found = network_of(profile), curve(profile, len(speeds))
+    network, alike = network_of(profile), curve(profile, len(speeds))
     stations_s = np.array([network.up_s, network.server_s, network.down_s])
     delays_s = np.maximum(network.update_s / np.array(speeds) - stations_s.sum(), 0.0)
-    low = mixed(delays_s, np.tile(stations_s, (len(speeds), 1))).sum() / found.low[-1]
-    high = min((1.0 / (delays_s + stations_s.sum())).sum(), network.ceiling) / found.high[-1]
+    low = mixed(delays_s, np.tile(stations_s, (len(speeds), 1))).sum() / alike.low[-1]
+    high = min((1.0 / (delays_s + stations_s.sum())).sum(), network.ceiling) / alike.high[-1]
     blend = ASSUMED_BLEND if profile.blend is None else profile.blend
-    point = float(found.point[-1])
+    point = float(alike.point[-1])
     mixture = point * low ** (1.0 - blend) * high**blend
     return iteration_s(profile, len(speeds), mixture) / iteration_s(profile, len(speeds), point)
 
@@ -356,11 +356,11 @@ def proportional(delays_s: Floats, multiples: Floats, common_s: Floats) -> Float
 def _log_weights(common_s: Floats, most: int) -> Floats:
     """(most + 1,) log of m! h_m(D): all ways of m tasks at the stations, in any order at each."""
     counts = np.arange(most + 1.0)
-    found = np.where(counts == 0.0, 0.0, -np.inf)
+    log_weights = np.where(counts == 0.0, 0.0, -np.inf)
     for time_s in common_s[common_s > 0.0]:
         powers = counts * np.log(time_s)
-        found = powers + np.logaddexp.accumulate(found - powers)
-    return np.asarray(found + np.append(0.0, np.log(counts[1:]).cumsum()))
+        log_weights = powers + np.logaddexp.accumulate(log_weights - powers)
+    return np.asarray(log_weights + np.append(0.0, np.log(counts[1:]).cumsum()))
 
 
 def linearizer(delays_s: Floats, stations_s: Floats) -> Floats:
@@ -385,28 +385,28 @@ def _settled(delays_s: Floats, stations_s: Floats, queues: Floats, changes: Floa
 
     Workers only meet in the total queue of a station. So the steps are accelerated (Anderson) by the latest few totals.
     """
-    found, excess = list[Floats](), list[Floats]()
+    steps, excess = list[Floats](), list[Floats]()
     for _ in range(_MOST_STEPS):
         waits_s = _waits_s(stations_s, queues, changes)
-        found.append(np.asarray(waits_s / (delays_s[:, None] + waits_s.sum(axis=-1, keepdims=True)) * present))
-        if np.abs(found[-1] - queues).max() <= _SETTLED:
+        steps.append(np.asarray(waits_s / (delays_s[:, None] + waits_s.sum(axis=-1, keepdims=True)) * present))
+        if np.abs(steps[-1] - queues).max() <= _SETTLED:
             break
-        excess.append((found[-1] - queues).sum(axis=-2))
-        del found[: -_REMEMBERED - 1], excess[: -_REMEMBERED - 1]
-        queues = np.maximum(_accelerated(found, excess), 0.0)
-    return found[-1]
+        excess.append((steps[-1] - queues).sum(axis=-2))
+        del steps[: -_REMEMBERED - 1], excess[: -_REMEMBERED - 1]
+        queues = np.maximum(_accelerated(steps, excess), 0.0)
+    return steps[-1]
 
 
-def _accelerated(found: Sequence[Floats], excess: Sequence[Floats]) -> Floats:
-    """The mixture of the steps `found` (…, worker, station) whose `excess` (…, station) would be smallest."""
-    if len(found) == 1:
-        return found[0]
+def _accelerated(steps: Sequence[Floats], excess: Sequence[Floats]) -> Floats:
+    """The mixture of the `steps` (…, worker, station) whose `excess` (…, station) would be smallest."""
+    if len(steps) == 1:
+        return steps[0]
     slopes = np.stack([excess[-1] - earlier for earlier in excess[:-1]], axis=-1)
     squares = slopes.swapaxes(-1, -2) @ slopes
     ridge = _RIDGE * squares.trace(axis1=-2, axis2=-1)[..., None, None] + _TINY
-    shares = np.linalg.solve(squares + ridge * np.eye(len(found) - 1), slopes.swapaxes(-1, -2) @ excess[-1][..., None])
-    moves = np.stack([found[-1] - earlier for earlier in found[:-1]], axis=-1)
-    return np.asarray(found[-1] - (moves @ shares[..., None, :, :])[..., 0])
+    shares = np.linalg.solve(squares + ridge * np.eye(len(steps) - 1), slopes.swapaxes(-1, -2) @ excess[-1][..., None])
+    moves = np.stack([steps[-1] - earlier for earlier in steps[:-1]], axis=-1)
+    return np.asarray(steps[-1] - (moves @ shares[..., None, :, :])[..., 0])
 
 
 def _waits_s(stations_s: Floats, queues: Floats, changes: Floats) -> Floats:

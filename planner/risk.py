@@ -1,8 +1,7 @@
 """Planning where times vary: the best plan that keeps its constraints with the confidence asked for.
 
 The exact search runs on mean times with an allowance for lateness and proposes plans. Samples, the same for all of
-them, decide. The allowance is tuned until the plans lie on both sides of the
-confidence; then the best are improved step by step.
+them, decide. The allowance is tuned until the plans lie on both sides of the confidence; then the best are improved.
 """
 
 from __future__ import annotations
@@ -78,13 +77,13 @@ class NoisyMoments:
         self, index: int, stage: Stage, market: Market, gangs: Ints, slots: Ints, runs_s: Floats
     ) -> tuple[Floats, Floats]:
         used = np.minimum(slots, stage.trials)
-        at, excess, spread = self._grid(index, stage)
+        sampled, excess, spread = self._grid(index, stage)
         with np.errstate(divide="ignore", invalid="ignore"):
             waves = np.ceil(stage.trials / used)
-            load = stage.trials / used + np.interp(used, at, excess)
+            load = stage.trials / used + np.interp(used, sampled, excess)
             startup_s = self.draws.profile.trial_startup_s
             mean_s = startup_s * waves + (runs_s - startup_s) * load
-            variance = ((runs_s - startup_s) * np.interp(used, at, spread)) ** 2
+            variance = ((runs_s - startup_s) * np.interp(used, sampled, spread)) ** 2
             variance = variance + waves * (startup_s * self.draws.profile.startup_cv) ** 2
             if market == "spot":
                 variance = variance + load * self._spot_variance(stage, gangs)
@@ -96,24 +95,24 @@ class NoisyMoments:
         if index not in self._grids:
             profile, trials = self.draws.profile, stage.trials
             factor = self.draws.chunk(0).factor(index)[:, :_ROWS]
-            at = _slots_to_sample(trials)
-            spans = [makespan(factor, int(slots)) for slots in at]
-            excess = np.array([span.mean() for span in spans]) - trials / at
+            sampled = _slots_to_sample(trials)
+            spans = [makespan(factor, int(slots)) for slots in sampled]
+            excess = np.array([span.mean() for span in spans]) - trials / sampled
             if profile.stage_cv(stage.iterations) == 0.0 and self.draws.speeds is None:
-                at = np.arange(1.0, trials + 1.0)
-                excess = np.ceil(trials / at) - trials / at
+                sampled = np.arange(1.0, trials + 1.0)
+                excess = np.ceil(trials / sampled) - trials / sampled
                 spans = [np.zeros(1)] * trials
-            self._grids[index] = (at, excess, np.array([span.std() for span in spans]))
+            self._grids[index] = (sampled, excess, np.array([span.std() for span in spans]))
         return self._grids[index]
 
     def _spot_variance(self, stage: Stage, gangs: Ints) -> Floats:
         """(gangs,) Variance that interruptions add to a stage: a Poisson number of losses."""
-        found = []
+        variances = []
         for gpus in gangs.tolist():
             rate, lost_s = interruptions(stage, gpus, self.draws.profile, self.draws.offer)
             steady_s = self.draws.profile.trial_startup_s + stage.iterations * self.draws.profile.iteration_s(gpus)
-            found.append(rate * steady_s * lost_s**2)
-        return np.array(found)
+            variances.append(rate * steady_s * lost_s**2)
+        return np.array(variances)
 
 
 def _slots_to_sample(trials: int) -> Floats:
@@ -251,12 +250,12 @@ class Judge:
     def nearly(self, best: Plan) -> list[Plan]:
         """Return the candidate better than `best` that nearly keeps the limits: a neighbour of it may keep them."""
         bound = self.value(best)[0] * (1.0 - _WORTH_IT)
-        found = [
+        near = [
             plan
             for plan, look in self.looks.items()
             if look.value[0] < bound and look.roughly >= self.confidence - _NEARLY_KEPT and not self.likely(plan)
         ]
-        return sorted(found, key=lambda plan: -self.looks[plan].roughly)[:1]
+        return sorted(near, key=lambda plan: -self.looks[plan].roughly)[:1]
 
     def closest(self, most: int) -> list[Plan]:
         """Return the candidates that keep the limits most often."""
@@ -321,10 +320,10 @@ def solve(problem: Problem, draws: Draws | None = None) -> Planned | Infeasible:
     `draws` are the samples of the same job that another search has drawn, if there are any.
     """
     drawn = draws or problem.draws()
-    if problem.prefers_spot and (chosen := _SampledCandidates(problem, drawn, ("spot",)).found()) is not None:
+    if problem.prefers_spot and (chosen := _SampledCandidates(problem, drawn, ("spot",)).best()) is not None:
         return planned(problem, chosen, drawn)
     search = _SampledCandidates(problem, drawn)
-    chosen = search.found()
+    chosen = search.best()
     return Infeasible(search.infeasible) if chosen is None else planned(problem, chosen, drawn)
 
 
@@ -332,8 +331,8 @@ def frontier(problem: Problem) -> list[tuple[float, float]]:
     """Return (the JCT kept with the confidence, mean cost) of plans near the frontier, fastest first."""
     search, points = _SampledCandidates(problem, problem.draws()), list[tuple[float, float]]()
     for table in search.tables(search.z, search.tau_s()):
-        for found in pareto(table, Box(), constant=problem.constant):
-            times_s, costs_usd = search.draws.totals(table.plan(found.path), range(1))
+        for corner in pareto(table, Box(), constant=problem.constant):
+            times_s, costs_usd = search.draws.totals(table.plan(corner.path), range(1))
             points.append((float(np.quantile(times_s, problem.constraints.confidence)), float(costs_usd.mean())))
     return unbeaten(points, problem.box)
 
@@ -353,7 +352,7 @@ class _SampledCandidates:
         if len(self.families) > _FAMILIES:
             self.families = self._promising()
 
-    def found(self) -> Plan | None:
+    def best(self) -> Plan | None:
         """Return the best plan that surely keeps the limits; None if none is found."""
         for markets in self._market_sets():
             self.markets = markets
@@ -362,7 +361,7 @@ class _SampledCandidates:
         self.propose_sooner()
         chosen = self.improved()
         if chosen is None:
-            held = {each.market for each in self.problem.held}
+            held = {cohort.market for cohort in self.problem.held}
             if self.offer.spot is not None and self.allowed is None and held <= {"on_demand"}:
                 self.markets = ("on_demand",)  # its times vary less
                 self.look_at(self.propose())
@@ -373,7 +372,7 @@ class _SampledCandidates:
     def _market_sets(self) -> list[tuple[Market, ...] | None]:
         """Return the markets that proposals use: all; and spot alone, whose lateness is unlike that of a mixture."""
         held = self.problem.held
-        if self.allowed is None and self.offer.spot is not None and all(each.market == "spot" for each in held):
+        if self.allowed is None and self.offer.spot is not None and all(cohort.market == "spot" for cohort in held):
             return [None, ("spot",)]
         return [self.allowed]
 
@@ -384,7 +383,7 @@ class _SampledCandidates:
             build_table(problem.stages, problem.profile, self.offer, limits, problem.held) for limits in self.families
         ]
         values = [lower_bound(table, self.judge.box, problem.objective) for table in mean]
-        return [self.families[at] for at in np.argsort(values, kind="stable")[:_FAMILIES].tolist()]
+        return [self.families[index] for index in np.argsort(values, kind="stable")[:_FAMILIES].tolist()]
 
     def tables(self, z: float, tau_s: float) -> list[StageTable]:
         """Return the tables of the search with an allowance of z standard deviations."""
@@ -416,19 +415,19 @@ class _SampledCandidates:
     def tau_s(self) -> float:
         """Return the standard deviation of the JCT of a good plan."""
         box = self.judge.box
-        found = self.solved(0.0, 1.0, box) or self.solved(0.0, 1.0, Box(cost_usd=box.cost_usd))
-        spread = [float(self.judge.look(candidate).jct_s.std()) for candidate in found[:1]]
+        plans = self.solved(0.0, 1.0, box) or self.solved(0.0, 1.0, Box(cost_usd=box.cost_usd))
+        spread = [float(self.judge.look(candidate).jct_s.std()) for candidate in plans[:1]]
         return max([1e-3, *spread])
 
     def solved(self, z: float, tau_s: float, box: Box, objective: Objective | None = None) -> list[Plan]:
         """Return the best few plans that keep the limits with an allowance of z standard deviations."""
         narrowed = Box(time_s=box.time_s - z * tau_s / 2.0, cost_usd=box.cost_usd)
         goal = objective or self.problem.objective
-        found: list[tuple[float, Plan]] = []
+        ranked: list[tuple[float, Plan]] = []
         for table in self.tables(z, tau_s):
-            for each in several(table, narrowed, goal, constant=self.problem.constant, most=_PROPOSALS):
-                found.append((by_objective(goal, each.time_s, each.cost_usd)[0], table.plan(each.path)))
-        return [plan for _, plan in sorted(found, key=lambda pair: pair[0])]
+            for plan in several(table, narrowed, goal, constant=self.problem.constant, most=_PROPOSALS):
+                ranked.append((by_objective(goal, plan.time_s, plan.cost_usd)[0], table.plan(plan.path)))
+        return [plan for _, plan in sorted(ranked, key=lambda pair: pair[0])]
 
     def proposes_only(self, markets: tuple[Market, ...]) -> bool:
         """Return whether all of the candidates so far use no other markets, so that they are proposed already."""
@@ -441,7 +440,7 @@ class _SampledCandidates:
         The deadline given to the search moves by how late the best proposal is.
         """
         tau_s, deadline_s, margin_usd = self.tau_s(), self.judge.box.time_s, 0.0
-        z, moved_s, found = (self.z if math.isfinite(deadline_s) else 0.0), 0.0, set[Plan]()
+        z, moved_s, leaders = (self.z if math.isfinite(deadline_s) else 0.0), 0.0, set[Plan]()
         for _ in range(_ROUNDS):
             box = Box(time_s=deadline_s - moved_s, cost_usd=self.judge.box.cost_usd - margin_usd)
             proposals = self.solved(z, tau_s, box)
@@ -449,9 +448,9 @@ class _SampledCandidates:
             if not proposals and moved_s > 1e-3:
                 moved_s /= 2.0
                 continue
-            if not proposals or proposals[0] in found:
+            if not proposals or proposals[0] in leaders:
                 return
-            found.add(proposals[0])
+            leaders.add(proposals[0])
             look = self.judge.look(proposals[0])
             margin_usd = 0.0 if any(map(self.judge.likely, proposals)) else self._margin_usd(proposals[0], look)
             if math.isfinite(deadline_s):
@@ -491,8 +490,7 @@ class _SampledCandidates:
         limits = dict.fromkeys((Box(), Box(time_s=box.time_s), Box(cost_usd=box.cost_usd)))
         for z in (0.0, self.z, 2.0 * self.z):
             for limit, goal in itertools.product(limits, OBJECTIVES):
-                for candidate in self.solved(z, tau_s, limit, goal):
-                    self.judge.look(candidate)
+                self.look_at(self.solved(z, tau_s, limit, goal))
 
     def improved(self) -> Plan | None:
         """Return the best candidate after steps to better ones; judging reveals how lucky the samples are.
@@ -578,20 +576,21 @@ class _SampledCandidates:
         if self.problem.policy == "naive_elastic":
             return []
         sizes = self.problem.constraints.gang_sizes(self.offer.slots)
-        at = sizes.index(choice.gpus_per_trial)
-        return sizes[max(0, at - 1) : at] + sizes[at + 1 : at + 2]
+        index = sizes.index(choice.gpus_per_trial)
+        return sizes[max(0, index - 1) : index] + sizes[index + 1 : index + 2]
 
     def infeasible(self) -> InfeasibleError:
         """Return the error that names the limit out of reach with the confidence, and the nearest value within."""
         points = []
         for candidate, look in self.judge.looks.items():
-            jct_s, cost_usd = (np.quantile(each, self.judge.confidence) for each in (look.jct_s, look.cost_usd))
+            jct_s, cost_usd = (np.quantile(values, self.judge.confidence) for values in (look.jct_s, look.cost_usd))
             points.append((float(jct_s), float(cost_usd) + self.problem.reserve_usd(candidate)))
         return surely_unreachable(self.problem, points)
 
 
 def _runs(choices: Sequence[StagePlan]) -> list[tuple[int, int]]:
     """Return the maximal runs of stages with equally many instances, and every stage by itself: [first, last)."""
-    edges = [0, *(at for at in range(1, len(choices)) if choices[at].instances != choices[at - 1].instances)]
+    counts = [choice.instances for choice in choices]
+    edges = [0, *(index for index in range(1, len(counts)) if counts[index] != counts[index - 1])]
     whole = list(itertools.pairwise([*edges, len(choices)]))
-    return whole + [(at, at + 1) for at in range(len(choices)) if (at, at + 1) not in whole]
+    return whole + [(index, index + 1) for index in range(len(choices)) if (index, index + 1) not in whole]

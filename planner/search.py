@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
-from operator import itemgetter
 
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.planner import asha, risk
@@ -21,14 +20,7 @@ from rubberband.planner.exact.table import StageTable, build_table, gangs_of, ho
 from rubberband.planner.noise.sampling import Draws
 from rubberband.planner.problem import Infeasible, JobPlan, Problem, unreachable
 from rubberband.values.offer import Offer, slots
-from rubberband.values.plan import (
-    Plan,
-    Planned,
-    PlanningConstraints,
-    Prediction,
-    Stage,
-    StagePlan,
-)
+from rubberband.values.plan import Plan, Planned, PlanningConstraints, Prediction, Stage, StagePlan
 from rubberband.values.profile import Profile
 
 Evaluate = Callable[[Plan], tuple[float, float]]
@@ -84,8 +76,8 @@ def greedy(
     instances = min(feasible, key=search.cost_and_time)[0].choice.instances
     multiples = [statics[min(factor * instances, offer.max_instances) - 1] for factor in warm_starts]
     ends = [search.descend(warm_start) for warm_start in multiples if search.in_time(warm_start)]
-    found = min(ends, key=search.cost_and_time, default=None)
-    return _plan(found) if found and search.in_budget(found) else None
+    best = min(ends, key=search.cost_and_time, default=None)
+    return _plan(best) if best and search.in_budget(best) else None
 
 
 @dataclass(slots=True)
@@ -142,9 +134,9 @@ class _AllocationSearch:
         """Algorithm 2: take the best candidate until it saves nothing or is late."""
         figures = self.cost_and_time(allocations)
         while candidates := self._candidates(allocations):
-            found = [(_marginal_benefit(figures, after := self.cost_and_time(one)), one, after) for one in candidates]
-            (_, saved_usd), best, after = max(found, key=itemgetter(0))
-            if saved_usd <= COST_TOLERANCE_USD or not self.in_time(best):
+            best = max(candidates, key=lambda lower: _marginal_benefit(figures, self.cost_and_time(lower)))
+            after = self.cost_and_time(best)
+            if figures[0] - after[0] <= COST_TOLERANCE_USD or not self.in_time(best):
                 break
             allocations, figures = best, after
         return allocations
@@ -217,9 +209,9 @@ def _leaving(problem: Problem, tables: _Tables) -> Planned | None:
     A plan that leaves too little is followed by cheaper ones, then by those of narrower clusters, whose reserve is
     smaller; where time is the objective, at last by the cheapest one.
     """
-    found = _certain(problem, tables)
-    if found is None or keeps(found, problem.constraints):
-        return found
+    planned = _certain(problem, tables)
+    if planned is None or keeps(planned, problem.constraints):
+        return planned
     cap_usd, width = problem.constraints.max_cost_usd, problem.offer.max_instances
     assert cap_usd is not None, "without max_cost there is no reserve"
     while width > 0:
@@ -227,12 +219,12 @@ def _leaving(problem: Problem, tables: _Tables) -> Planned | None:
         for _ in range(_MOST_TRIES):
             limits = replace(problem.constraints, max_cost_usd=left_usd)
             narrowed = replace(problem, offer=offer, constraints=limits)
-            found = _certain(narrowed, _tables(narrowed))
-            if found is None:
+            planned = _certain(narrowed, _tables(narrowed))
+            if planned is None:
                 break
-            if keeps(found, problem.constraints):
-                return found
-            width, left_usd = width or narrower([found.plan]), cap_usd - found.reserve_usd
+            if keeps(planned, problem.constraints):
+                return planned
+            width, left_usd = width or narrower([planned.plan]), cap_usd - planned.reserve_usd
     return _leaving(replace(problem, objective="min_cost"), tables) if problem.objective == "min_time" else None
 
 
@@ -260,14 +252,14 @@ class _Tables:
     def __len__(self) -> int:
         return len(self.least)
 
-    def __getitem__(self, at: int) -> StageTable:
-        if at not in self._built:
-            self._built[at] = self.build(at)
-        return self._built[at]
+    def __getitem__(self, index: int) -> StageTable:
+        if index not in self._built:
+            self._built[index] = self.build(index)
+        return self._built[index]
 
-    def roughly(self, at: int, box: Box, objective: Objective) -> float:
+    def roughly(self, index: int, box: Box, objective: Objective) -> float:
         """Return a lower bound on the objective without building the table; inf if no plan can be in the box."""
-        time_s, cost_usd = (value * (1.0 - 1e-9) for value in self.least[at])
+        time_s, cost_usd = (value * (1.0 - 1e-9) for value in self.least[index])
         if not all(box.limits_kept(time_s, cost_usd)):
             return math.inf
         return float(by_objective(objective, time_s, cost_usd)[0])
@@ -281,7 +273,7 @@ def _tables(problem: Problem) -> _Tables:
         return _Tables(built.__getitem__, [(-math.inf, -math.inf)] * len(built))
     unlimited = [replace(limits, deadline_s=None, max_cost_usd=None, confidence=0.95) for limits in searches]
     return _Tables(
-        lambda at: _table(stages, profile, offer, unlimited[at]),
+        lambda index: _table(stages, profile, offer, unlimited[index]),
         [_least(problem, limits) for limits in unlimited] if len(unlimited) > 1 else [(0.0, 0.0)],
     )
 
@@ -307,30 +299,30 @@ def _least(problem: Problem, limits: PlanningConstraints) -> tuple[float, float]
 def _best_of(tables: _Tables, box: Box, objective: Objective, constant: bool) -> tuple[StageTable, FoundPlan] | None:
     """Return the best plan of several tables, with its table; None if no plan is in the box."""
     if len(tables) == 1:
-        found = solve(tables[0], box, objective, constant=constant)
-        return None if found is None else (tables[0], found)
-    waiting = [(tables.roughly(at, box, objective), at, False) for at in range(len(tables))]
+        solution = solve(tables[0], box, objective, constant=constant)
+        return None if solution is None else (tables[0], solution)
+    waiting = [(tables.roughly(index, box, objective), index, False) for index in range(len(tables))]
     heapify(waiting)
     first, narrowed = None, box
     while waiting:
-        bound, at, is_exact = heappop(waiting)
+        bound, index, is_exact = heappop(waiting)
         if bound == math.inf or (first is not None and bound > first[1].rank(objective)[0]):
             break
         if not is_exact:
-            heappush(waiting, (lower_bound(tables[at], box, objective), at, True))
+            heappush(waiting, (lower_bound(tables[index], box, objective), index, True))
             continue
-        found = solve(tables[at], narrowed, objective, constant=constant)
-        if found is not None and (first is None or found.rank(objective) < first[1].rank(objective)):
-            first = (tables[at], found)
-            narrowed = narrowed.within(objective, by_objective(objective, found.time_s, found.cost_usd)[0])
+        solution = solve(tables[index], narrowed, objective, constant=constant)
+        if solution is not None and (first is None or solution.rank(objective) < first[1].rank(objective)):
+            first = (tables[index], solution)
+            narrowed = narrowed.within(objective, by_objective(objective, solution.time_s, solution.cost_usd)[0])
     return first
 
 
 def _certain(problem: Problem, tables: _Tables) -> Planned | None:
-    found = _best_of(tables, problem.box, problem.objective, problem.constant)
-    if found is None:
+    best = _best_of(tables, problem.box, problem.objective, problem.constant)
+    if best is None:
         return None
-    table, solution = found
+    table, solution = best
     chosen = table.plan(solution.path)
     if holding_is_free(problem.offer):
         chosen = _fewest_instances(problem, chosen)
@@ -340,7 +332,6 @@ def _certain(problem: Problem, tables: _Tables) -> Planned | None:
 
 def _greedy(problem: Problem) -> Planned | Infeasible:
     """Algorithm 2, with every candidate predicted by our model (or, where times vary, by few samples)."""
-
     if problem.held:
         raise InputError("policy greedy starts from nothing: it cannot plan the rest of a job; use optimal")
     evaluate = risk.evaluator(problem)
@@ -410,19 +401,19 @@ def _infeasible(problem: Problem, tables: _Tables) -> InfeasibleError:
 
     def solvable(deadline_s: float | None, max_cost_usd: float | None, objective: Objective) -> Planned:
         limits = replace(problem.constraints, deadline_s=deadline_s, max_cost_usd=max_cost_usd)
-        found = _certain(replace(problem, constraints=limits, objective=objective), tables)
-        assert found is not None, "one limit alone, or none, that can be kept leaves a plan"
-        return found
+        planned = _certain(replace(problem, constraints=limits, objective=objective), tables)
+        assert planned is not None, "one limit alone, or none, that can be kept leaves a plan"
+        return planned
 
     def needs_usd(deadline_s: float | None) -> float:
-        found = solvable(deadline_s, None, "min_cost")
-        return found.prediction.cost_usd + problem.reserve_usd(found.plan)
+        planned = solvable(deadline_s, None, "min_cost")
+        return planned.prediction.cost_usd + problem.reserve_usd(planned.plan)
 
     def in_budget_s() -> float:
         soonest = replace(problem, constraints=replace(problem.constraints, deadline_s=None), objective="min_time")
-        found = _leaving(soonest, tables)
-        assert found is not None, "the cheapest plan leaves its reserve"
-        return found.prediction.jct_s
+        planned = _leaving(soonest, tables)
+        assert planned is not None, "the cheapest plan leaves its reserve"
+        return planned.prediction.jct_s
 
     limits = problem.constraints
     return unreachable(

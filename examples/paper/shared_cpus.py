@@ -12,7 +12,7 @@ from rows import Found, Statement, Table, percent, verdict
 
 from rubberband.planner.balancing.paper import Narx, OwnNarx
 from rubberband.planner.balancing.speed_balancer import (
-    LEAST,
+    LEAST_RESOURCE,
     Ema,
     Floats,
     Memoryless,
@@ -39,7 +39,7 @@ class Arima:
 
     def _regressors(self) -> Floats:
         differences = self.speeds[:, :-1] - self.speeds[:, 1:]
-        scale = np.maximum(self.speeds[:, :1], LEAST)
+        scale = np.maximum(self.speeds[:, :1], LEAST_RESOURCE)
         return np.asarray(np.nan_to_num(np.column_stack([differences, self.errors]) / scale))
 
     def observe(self, speeds: Floats, cpu: Floats, memory: Floats) -> None:

@@ -202,15 +202,15 @@ class MeasuredBalancer(Remembering, Balancer):
         self._count_stragglers(lines, present, limits)
         if not self._moves:
             return self._even(batch_size, limits)
-        found = self._proposal(lines, batch_size, limits)
+        proposed = self._proposal(lines, batch_size, limits)
         present_s = slowest_s(lines, present, limits) if keeps(present, limits) else math.inf
-        if slowest_s(lines, found, limits) <= (1.0 - self._threshold(present)) * present_s:
-            found = self._aligned(lines, found, limits)
+        if slowest_s(lines, proposed, limits) <= (1.0 - self._threshold(present)) * present_s:
+            proposed = self._aligned(lines, proposed, limits)
         else:
             # Between shares that noise cannot tell apart, even ones are the likelier.
             even = self._even(batch_size, limits)
-            found = even if slowest_s(lines, even, limits) < present_s else present
-        return self._with_probe(lines, found, limits)
+            proposed = even if slowest_s(lines, even, limits) < present_s else present
+        return self._with_probe(lines, proposed, limits)
 
     def _threshold(self, present: Sequence[int]) -> float:
         """The least gain for which shares change."""
@@ -398,11 +398,11 @@ class LineFit(Remembering):
             self._variance = max(self._variance, LEAST_NOISE**2)
 
     def _keep(self, kept: npt.NDArray[np.bool_], shares: Floats, times_s: Floats) -> None:
-        at = self.num_looks % KEPT
+        column = self.num_looks % KEPT
         self._weights[kept] *= DECAY
-        self._shares[kept, at] = shares[kept]
-        self._times_s[kept, at] = times_s[kept]
-        self._weights[kept, at] = 1.0
+        self._shares[kept, column] = shares[kept]
+        self._times_s[kept, column] = times_s[kept]
+        self._weights[kept, column] = 1.0
 
     def _fit(self, kept: npt.NDArray[np.bool_], shares: Floats) -> None:
         """Weighted least squares of the relative errors, with a prior on b, and a and b at least 0."""

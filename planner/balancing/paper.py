@@ -17,14 +17,7 @@ import numpy.typing as npt
 
 from rubberband.planner.balancing.measured import LineBalancer
 from rubberband.planner.balancing.shares import Look, Remembering, ShareLimits, held, keeps, proportional_shares
-from rubberband.planner.balancing.speed_balancer import (
-    LEAST,
-    Ema,
-    Floats,
-    ForecastBalancer,
-    averaged,
-    known,
-)
+from rubberband.planner.balancing.speed_balancer import LEAST_RESOURCE, Ema, Floats, ForecastBalancer, known
 
 STEP, WINDOW = 5, 5
 """Delta and D of the fast-approach phase."""
@@ -53,19 +46,19 @@ class Algorithm2(Remembering):
         self._led = np.where(faster, self._led + 1, 0)
         self._was_slower |= faster.T
         free = [rank for rank, used in enumerate(memory) if used <= MOST_MEMORY]
-        found = list(shares)
+        moved = list(shares)
         if not free:  # the print has no leader then
-            return tuple(found)
+            return tuple(moved)
         leader = min(free, key=lambda rank: times_s[rank])
-        straggler = max(range(len(found)), key=lambda rank: times_s[rank])
-        if found[straggler] <= self.step:
-            return tuple(found)
+        straggler = max(range(len(moved)), key=lambda rank: times_s[rank])
+        if moved[straggler] <= self.step:
+            return tuple(moved)
         if self._led[leader, straggler] >= self.window:
-            found[leader] += self.step
-            found[straggler] -= self.step
+            moved[leader] += self.step
+            moved[straggler] -= self.step
         elif self._was_slower[leader, straggler]:
             self.step, self.window = FINE_STEP, FINE_WINDOW
-        return tuple(found)
+        return tuple(moved)
 
 
 class PaperGpuBalancer(LineBalancer):
@@ -142,13 +135,13 @@ class Narx(Remembering):
 
     @property
     def noise_share(self) -> float:
-        return averaged(0.2, self.looks)
+        return self._ema.noise_share
 
     def observe(self, speeds: Floats, cpu: Floats, memory: Floats) -> None:
         self.looks += 1
         self._ema.observe(speeds, cpu, memory)
         seen = ~np.isnan(speeds)
-        resources = np.log(np.maximum(np.column_stack([cpu, memory]), LEAST))
+        resources = np.log(np.maximum(np.column_stack([cpu, memory]), LEAST_RESOURCE))
         if self.looks == 1:
             self.history[:, :, 1:] = resources[:, None, :]
             self.means[:, 1:] = resources
@@ -173,8 +166,8 @@ class Narx(Remembering):
     def _learn(self, seen: npt.NDArray[np.bool_], log_speeds: Floats) -> None:
         if self.looks > LOOK_BACK:
             rows, targets = self._rows()[seen], (log_speeds - self.means[:, 0])[seen]
-            at = (self.samples + np.arange(len(rows))) % KEPT
-            self._inputs[at], self._targets[at] = rows, targets
+            places = (self.samples + np.arange(len(rows))) % KEPT
+            self._inputs[places], self._targets[places] = rows, targets
             self.samples += len(rows)
         filled = min(self.samples, KEPT)
         if filled < BATCH:
@@ -184,9 +177,9 @@ class Narx(Remembering):
             self._adam(self._gradient(self._inputs[chosen], self._targets[chosen]))
 
     def _layers(self) -> tuple[Floats, Floats, Floats, Floats, float]:
-        at = HIDDEN * INPUTS
-        hidden, straight = self.parameters[:at].reshape(INPUTS, HIDDEN), self.parameters[-INPUTS - 1 : -1]
-        biases, output = self.parameters[at : at + HIDDEN], self.parameters[at + HIDDEN : at + 2 * HIDDEN]
+        end = HIDDEN * INPUTS
+        hidden, straight = self.parameters[:end].reshape(INPUTS, HIDDEN), self.parameters[-INPUTS - 1 : -1]
+        biases, output = self.parameters[end : end + HIDDEN], self.parameters[end + HIDDEN : end + 2 * HIDDEN]
         return hidden, biases, output, straight, float(self.parameters[-1])
 
     def _gradient(self, inputs: Floats, targets: Floats) -> Floats:
@@ -210,8 +203,8 @@ class Narx(Remembering):
             return self._ema.forecast()
         hidden, biases, output, straight, bias = self._layers()
         rows = self._rows()
-        found = np.tanh(rows @ hidden + biases) @ output + rows @ straight + bias
-        return known(np.exp(self.means[:, 0] + np.clip(found, -3.0, 3.0)))
+        log_speeds = np.tanh(rows @ hidden + biases) @ output + rows @ straight + bias
+        return known(np.exp(self.means[:, 0] + np.clip(log_speeds, -3.0, 3.0)))
 
 
 class OwnNarx(Remembering):
@@ -234,8 +227,8 @@ class OwnNarx(Remembering):
             network.observe(speeds[own], cpu[own], memory[own])
 
     def forecast(self) -> Floats:
-        found = np.concatenate([network.forecast() for network in self.networks])
-        return known(np.where(self.seen > 0.0, found, np.nan))
+        speeds = np.concatenate([network.forecast() for network in self.networks])
+        return known(np.where(self.seen > 0.0, speeds, np.nan))
 
 
 class PaperCpuBalancer(ForecastBalancer):

@@ -84,7 +84,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Remembering):
         return value.state()
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(part) for part in value]
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
@@ -226,9 +226,9 @@ def aligned_shares(lines: Sequence[Line], shares: tuple[int, ...], limits: Share
     limits, multiple = held(sum(shares), limits), MULTIPLE
     most_s = (1.0 + ALIGNED_COST) * slowest_s(lines, shares, limits)
     while multiple > 1:
-        found = _in_multiples(lines, shares, limits, multiple)
-        if found and keeps(found, limits) and slowest_s(lines, found, limits) <= most_s:
-            return found
+        multiples = _in_multiples(lines, shares, limits, multiple)
+        if multiples and keeps(multiples, limits) and slowest_s(lines, multiples, limits) <= most_s:
+            return multiples
         multiple //= 2
     return shares
 
@@ -237,18 +237,17 @@ def _in_multiples(
     lines: Sequence[Line], shares: Sequence[int], limits: ShareLimits, multiple: int
 ) -> tuple[int, ...] | None:
     """Round down, and give what is left to the workers that finish it first; None where the caps do not hold it."""
-    found = [share - share % multiple for share in shares]
-    left = sum(shares) - sum(found)
+    floors = [share - share % multiple for share in shares]
+    left = sum(shares) - sum(floors)
     while left:
         more = min(multiple, left)
-        room = [
-            rank for rank, cap in enumerate(limits.caps) if found[rank] + more <= cap and found[rank] % multiple == 0
-        ]
+        whole = [rank for rank, share in enumerate(floors) if share % multiple == 0]
+        room = [rank for rank in whole if floors[rank] + more <= limits.caps[rank]]
         if not room:
             return None
-        found[min(room, key=lambda rank: lines[rank].time_s(found[rank] + more))] += more
+        floors[min(room, key=lambda rank: lines[rank].time_s(floors[rank] + more))] += more
         left -= more
-    return tuple(found)
+    return tuple(floors)
 
 
 def _capacity(line: Line, cap: int, time_s: float) -> int:
@@ -285,17 +284,17 @@ def _filled(lines: Sequence[Line], batch_size: int, limits: ShareLimits) -> tupl
         # Every other time where a line through both ends meets the batch: half as many turns as halving alone.
         part = 0.5 if turn % 2 else (batch_size - done) / (most - done)
         middle = low + part * (high - low)
-        found = [_capacity(line, cap, middle) for line, cap in workers]
-        if sum(found) > batch_size:
-            high, most = middle, sum(found)
+        able = [_capacity(line, cap, middle) for line, cap in workers]
+        if sum(able) > batch_size:
+            high, most = middle, sum(able)
         else:
-            low, shares, done = middle, found, sum(found)
+            low, shares, done = middle, able, sum(able)
     left = batch_size - sum(shares)
     if left > len(lines):  # where T is reached, a worker whose time does not depend on its share has room for many
         room = [_capacity(line, cap, high) - share for (line, cap), share in zip(workers, shares, strict=True)]
         return tuple(share + more for share, more in zip(shares, scale_shares(room, left), strict=True))
     first = [(line.time_s(share + 1), rank) for rank, (line, share) in enumerate(zip(lines, shares, strict=True))]
-    heap = [each for each in first if shares[each[1]] < limits.caps[each[1]]]
+    heap = [entry for entry in first if shares[entry[1]] < limits.caps[entry[1]]]
     heapq.heapify(heap)
     for _ in range(left):
         rank = heap[0][1]
@@ -315,7 +314,7 @@ def _with_least(lines: Sequence[Line], batch_size: int, limits: ShareLimits) -> 
     def members(time_s: float) -> list[tuple[int, int]]:
         """The workers that could do most in a time, as many as can have `least`: what they can do, and their ranks."""
         able = [(_capacity(line, cap, time_s), rank) for rank, (line, cap) in enumerate(workers)]
-        return sorted((each for each in able if each[0] >= limits.least), key=lambda each: (-each[0], each[1]))[:most]
+        return sorted((pair for pair in able if pair[0] >= limits.least), key=lambda pair: (-pair[0], pair[1]))[:most]
 
     low, _ = _bounds(lines, batch_size, limits)
     high = max(line.time_s(cap) for line, cap in workers)

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rubberband.planner.balancing.measured import MeasuredBalancer
+from rubberband.planner.balancing.measured import FIRST_LOOKS, FIRST_NOISE, MeasuredBalancer
 from rubberband.planner.balancing.shares import (
     Line,
     Look,
@@ -26,7 +26,7 @@ from rubberband.planner.balancing.shares import (
 
 Floats = npt.NDArray[np.float64]
 
-LEAST = 1e-9
+LEAST_RESOURCE = 1e-9
 """Resources below this count as this much, as their logarithms are used."""
 
 
@@ -130,7 +130,7 @@ class NormalisedEma(Remembering):
     forgetting = 0.9995
     doubt = 0.5
     """Standard deviation of the prior of p and q: a speed is proportional to the CPUs, and memory does not matter."""
-    most = 2.0
+    largest_exponent = 2.0
 
     def __init__(self, num_workers: int) -> None:
         self.looks = 0
@@ -154,13 +154,13 @@ class NormalisedEma(Remembering):
         return averaged(self.alpha, self.looks)
 
     def exponents(self) -> tuple[float, float]:
-        """Return p and q of f, from 0 to `most`."""
+        """Return p and q of f, from 0 to `largest_exponent`."""
         trust = self.variance / self.doubt**2
         (cc, cm, cv), (_, mm, mv) = self.moments.tolist()
         cc, mm, cv = cc + trust, mm + trust, cv + trust  # the prior: p = 1, q = 0
         divisor = cc * mm - cm * cm
-        found = (cv * mm - mv * cm) / divisor, (mv * cc - cv * cm) / divisor
-        return min(max(found[0], 0.0), self.most), min(max(found[1], 0.0), self.most)
+        p, q = (cv * mm - mv * cm) / divisor, (mv * cc - cv * cm) / divisor
+        return min(max(p, 0.0), self.largest_exponent), min(max(q, 0.0), self.largest_exponent)
 
     def log_f(self, resources: Floats) -> Floats:
         """(n,) log f(c, m) of log c and log m, (n, 2)."""
@@ -171,13 +171,12 @@ class NormalisedEma(Remembering):
         self.looks += 1
         seen = ~np.isnan(speeds)
         log_speeds = np.log(np.where(seen, speeds, 1.0))
-        if self.looks > 1:
-            self._fit(seen, log_speeds)
-            self._follow(seen, log_speeds)
-        self.resources = np.log(np.maximum(np.column_stack([cpu, memory]), LEAST))
+        resources = np.log(np.maximum(np.column_stack([cpu, memory]), LEAST_RESOURCE))
         if self.looks == 1:  # the resources of the first steps are those of the present, as far as is known
-            self._fit(seen, log_speeds)
-            self._follow(seen, log_speeds)
+            self.resources = resources
+        self._fit(seen, log_speeds)
+        self._follow(seen, log_speeds)
+        self.resources = resources
 
     def _fit(self, seen: npt.NDArray[np.bool_], log_speeds: Floats) -> None:
         values = np.column_stack([log_speeds, self.resources])
@@ -264,8 +263,9 @@ class Gated(Remembering):
         seen = ~np.isnan(speeds)
         if self._looks and seen.any():
             rate = max(GATE_RATE, 1.0 / self._looks)
-            for at, each in enumerate((self._predictor, self._memoryless)):
-                self._times[at] += rate * (relative_time(each.forecast()[seen], speeds[seen]) - self._times[at])
+            for index, predictor in enumerate((self._predictor, self._memoryless)):
+                step = relative_time(predictor.forecast()[seen], speeds[seen])
+                self._times[index] += rate * (step - self._times[index])
         self._looks += 1
         self._predictor.observe(speeds, cpu, memory)
         self._memoryless.observe(speeds, cpu, memory)
@@ -333,17 +333,13 @@ class FixedPart(Remembering):
             if both.any():
                 x0 = self._unit * CANDIDATES
                 expected = np.log((x0 + shares[both, None]) / (x0 + old_shares[both, None]))
-                found = np.log(times_s[both] / old_times_s[both]) + log_gains[both]
-                errors = np.clip(expected - found[:, None], -FAR_ERROR, FAR_ERROR)
+                measured = np.log(times_s[both] / old_times_s[both]) + log_gains[both]
+                errors = np.clip(expected - measured[:, None], -FAR_ERROR, FAR_ERROR)
                 self._errors = FORGETTING * self._errors + np.square(errors).sum(axis=0)
         self._last = np.stack([shares, times_s])
 
 
-FIRST_NOISE = 0.07
-"""Assumed relative noise of a speed, until it is measured."""
 NOISE_RATE = 0.02
-FIRST_LOOKS = 2
-"""Looks that the assumption is worth."""
 FAR = 4.0
 """Deviations of the noise beyond which an error is a spike or a shift, and does not inform the noise."""
 
@@ -416,14 +412,14 @@ class SpeedBalancer(ForecastBalancer):
         """Restate what is known of speeds where another x0 is found, and take in the look."""
         shares = np.asarray(look.shares, dtype=np.float64)
         self._fixed.observe(shares, shares / speeds_of(look), self._log_gains())
-        found = self._fixed.samples
-        if found != self._fixed_samples and len(self._speeds) and self._shares:
+        fixed_samples = self._fixed.samples
+        if fixed_samples != self._fixed_samples and len(self._speeds) and self._shares:
             measured = np.asarray(self._shares, dtype=np.float64)  # the shares of the speeds that are known so far
             usual = np.where(measured > 0.0, measured, measured.mean())
-            factors = (found + usual) / (self._fixed_samples + usual)
+            factors = (fixed_samples + usual) / (self._fixed_samples + usual)
             self._gated.rescale(factors)
             self._speeds = self._speeds * factors
-        self._fixed_samples = found
+        self._fixed_samples = fixed_samples
         super()._learn(look)
 
     def _log_gains(self) -> Floats:

@@ -42,17 +42,7 @@ class PlanLabels:
 
     def take(self, which: Ints | Bools) -> PlanLabels:
         """Return the labels `which`."""
-        return PlanLabels(
-            time_s=self.time_s[which],
-            cost_usd=self.cost_usd[which],
-            instances=self.instances[which],
-            at=self.at[which],
-            option=self.option[which],
-            parent=self.parent[which],
-            young=self.young[which],
-            prepaid_s=self.prepaid_s[which],
-            held=self.held[which],
-        )
+        return PlanLabels(**{name: getattr(self, name)[which] for name in PlanLabels.__slots__})
 
     @property
     def prepaid_total_s(self) -> Floats:
@@ -90,7 +80,7 @@ def extend(table: StageTable, stage: int, labels: PlanLabels, parent: Ints, at: 
     grows = after > before
     picked = at * table.duration_s.shape[2] + option
     duration_s, late_s, extra_usd = (
-        each[stage].ravel()[picked] for each in (table.duration_s, table.late_s, table.extra_usd)
+        values[stage].ravel()[picked] for values in (table.duration_s, table.late_s, table.extra_usd)
     )
     kept = np.minimum(before, after)
     started = after - kept
@@ -161,16 +151,16 @@ def undominated(table: StageTable, labels: PlanLabels) -> PlanLabels:
     return labels
 
 
-def _cheapest_before(group: Ints, cost_usd: Floats) -> Floats:
+def _cheapest_before(groups: Ints, cost_usd: Floats) -> Floats:
     """Return the lowest cost before each label in its group (inf for the first); groups are contiguous."""
-    found, here, lowest_usd = list[float](), -1, math.inf
-    for at, label_usd in zip(group.tolist(), cost_usd.tolist(), strict=True):
-        if at != here:
-            here, lowest_usd = at, math.inf
-        found.append(lowest_usd)
+    cheapest, current, lowest_usd = list[float](), -1, math.inf
+    for group, label_usd in zip(groups.tolist(), cost_usd.tolist(), strict=True):
+        if group != current:
+            current, lowest_usd = group, math.inf
+        cheapest.append(lowest_usd)
         if label_usd < lowest_usd:
             lowest_usd = label_usd
-    return np.array(found)
+    return np.array(cheapest)
 
 
 _LAGS = 8

@@ -389,7 +389,7 @@ class MeanCost:
 
 def mean_cost_of(stages: Sequence[Stage], profile: Profile, offer: Offer) -> MeanCost:
     """Return the `MeanCost` of a job; those of recent jobs are kept with all that they have computed."""
-    return _kept(tuple(stages), profile, offer)
+    return _recent_cost(tuple(stages), profile, offer)
 
 
-_kept = lru_cache(maxsize=KEPT_JOBS)(MeanCost)
+_recent_cost = lru_cache(maxsize=KEPT_JOBS)(MeanCost)

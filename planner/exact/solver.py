@@ -129,8 +129,8 @@ def solve(
     """
     if constant and table.duration_s.shape[2] == 1:
         return _best_constant(table, box, objective)
-    found = several(table, box, objective, constant=constant, most=1)
-    return found[0] if found else None
+    plans = several(table, box, objective, constant=constant, most=1)
+    return plans[0] if plans else None
 
 
 def _best_constant(table: StageTable, box: Box, objective: Objective) -> FoundPlan | None:
@@ -192,16 +192,16 @@ def pareto(table: StageTable, box: Box, *, constant: bool = False) -> list[Found
     inside = box.holds(own.time_s, own.cost_usd)
     met = list(zip(own.time_s[inside].tolist(), own.cost_usd[inside].tolist(), strict=True))
     if not met:
-        found = [solve(table, box, objective, constant=constant) for objective in OBJECTIVES]
-        met = [(plan.time_s, plan.cost_usd) for plan in found if plan is not None]
+        ends = [solve(table, box, objective, constant=constant) for objective in OBJECTIVES]
+        met = [(plan.time_s, plan.cost_usd) for plan in ends if plan is not None]
     if not met:
         return []
     layers = label_setting(table, _Rooms.between(_staircase(met), box, rows), relaxed, constant=constant)
     labels = layers[-1].take(box.holds(layers[-1].time_s, layers[-1].cost_usd))
     points = list(zip(labels.time_s.tolist(), labels.cost_usd.tolist(), strict=True))
-    at = {point: index for index, point in reversed(list(enumerate(points)))}
+    index_of = {point: index for index, point in reversed(list(enumerate(points)))}
     layers[-1] = labels
-    return [_found(layers, at[point]) for point in _staircase(points)]
+    return [_plan_of(layers, index_of[point]) for point in _staircase(points)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,10 +261,10 @@ class _Rooms:
 
     def open(self, weights: Floats) -> Bools:
         """(N,) Whether partial plans of these weights (R, N) may lie in a room."""
-        found = np.zeros(weights.shape[1], dtype=bool)
+        is_open = np.zeros(weights.shape[1], dtype=bool)
         for rows, limits in zip(self.rows, self.limits, strict=True):
-            found |= (weights[rows] <= limits[:, None]).all(axis=0)
-        return found
+            is_open |= (weights[rows] <= limits[:, None]).all(axis=0)
+        return is_open
 
 
 def _staircase(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -373,15 +373,15 @@ def _within_some(labels: PlanLabels, prepaid_usd: Floats, rows: Rows, to_go: Flo
     is_time = rows.cost_weight[ends[:, 0]] == 0.0
     first = np.searchsorted(rooms.times_s, least[is_time].max(axis=0))
     last = len(rooms.rows) - np.searchsorted(rooms.costs_usd[::-1], least[~is_time].max(axis=0))
-    left, found = np.flatnonzero(first < last), np.zeros(len(labels), dtype=bool)
+    left, is_within = np.flatnonzero(first < last), np.zeros(len(labels), dtype=bool)
     for room, (block, limits) in enumerate(zip(rooms.rows, rooms.limits, strict=True)):
-        here = left[(first[left] <= room) & (room < last[left]) & ~found[left]]
+        here = left[(first[left] <= room) & (room < last[left]) & ~is_within[left]]
         for some in np.array_split(np.arange(len(block)), _PARTS):
             cut = block[some, None]
             weight = _weight(rows, labels.cost_usd[here], labels.time_s[here], prepaid_usd[here], cut)
             here = here[(weight + to_go[cut, labels.at[here]] <= limits[some, None]).all(axis=0)]
-        found[here] = True
-    return np.flatnonzero(found)
+        is_within[here] = True
+    return np.flatnonzero(is_within)
 
 
 def _weight(rows: Rows, cost_usd: Floats, time_s: Floats, prepaid_usd: Floats, block: Ints) -> Floats:
@@ -500,10 +500,10 @@ def _best(layers: list[PlanLabels], objective: Objective, most: int) -> list[Fou
     final = layers[-1]
     first, second = by_objective(objective, np.round(final.time_s, 6), np.round(final.cost_usd, 9))
     ranked = np.lexsort((final.held, second, first))
-    return [_found(layers, int(index)) for index in ranked[:most]]
+    return [_plan_of(layers, int(index)) for index in ranked[:most]]
 
 
-def _found(layers: list[PlanLabels], index: int) -> FoundPlan:
+def _plan_of(layers: list[PlanLabels], index: int) -> FoundPlan:
     time_s, cost_usd = float(layers[-1].time_s[index]), float(layers[-1].cost_usd[index])
     path: Path = []
     for labels in reversed(layers):

@@ -177,8 +177,8 @@ def build_table(
     job = (stages, profile, offer, gangs, begin, moments or _mean_moments(stages, profile, offer), edges)
     parts = [_block(market, *job) for market in markets]
     counts, duration_s, late_s, extra_usd, gpus, valid = zip(*parts, strict=True)
-    ends = np.cumsum([0] + [len(each) for each in counts]).tolist()
-    market_of = np.repeat(np.arange(len(markets)), [len(each) for each in counts])
+    ends = np.cumsum([0] + [len(part) for part in counts]).tolist()
+    market_of = np.repeat(np.arange(len(markets)), [len(part) for part in counts])
     prices_usd_per_s = Rates.of(offer).prices_usd_per_s
     joined_s = _joined(duration_s)
     return StageTable(

@@ -159,10 +159,10 @@ def choose_many(
 
     Raises ValueError as `choose` does, if any allocation is too large.
     """
-    found = considered(limits, tuple(np.asarray(gpus).tolist()), least_per_gpu)
+    batches = considered(limits, tuple(np.asarray(gpus).tolist()), least_per_gpu)
     column = np.asarray(gpus)[:, None]
     phi = np.asarray(noise_scale)[..., None]
-    return _best(parameters, phi, limits, np.asarray(instances)[:, None], column, found)
+    return _best(parameters, phi, limits, np.asarray(instances)[:, None], column, batches)
 
 
 @lru_cache(maxsize=KEPT)
@@ -170,14 +170,14 @@ def considered(limits: BatchLimits, gpus: tuple[int, ...], least_per_gpu: int) -
     """Return the batches of a choice, (allocations, batches): at every look of an agent they are the same."""
     _check(limits, max(gpus), least_per_gpu)
     column = np.asarray(gpus)[:, None]
-    found = _spread(limits, column, least_per_gpu, NUM_CANDIDATES)
+    batches = _spread(limits, column, least_per_gpu, NUM_CANDIDATES)
     if limits.max_per_gpu is not None:
-        fullest = np.minimum(column * limits.max_per_gpu * (found.accumulation + 1), limits.max)
-        full = _passes(limits, column, np.maximum(fullest, found.batch_size), least_per_gpu)
-        both = {name: [getattr(found, name), getattr(full, name)] for name in Candidates.__slots__}
-        found = Candidates(**{name: np.concatenate(pair, axis=-1) for name, pair in both.items()})
-    _check_split(limits, column, found, least_per_gpu)
-    return found
+        fullest = np.minimum(column * limits.max_per_gpu * (batches.accumulation + 1), limits.max)
+        full = _passes(limits, column, np.maximum(fullest, batches.batch_size), least_per_gpu)
+        both = {name: [getattr(batches, name), getattr(full, name)] for name in Candidates.__slots__}
+        batches = Candidates(**{name: np.concatenate(pair, axis=-1) for name, pair in both.items()})
+    _check_split(limits, column, batches, least_per_gpu)
+    return batches
 
 
 def better(current: int, found: GoodputChoice) -> bool:
@@ -192,13 +192,13 @@ def candidates(limits: BatchLimits, gpus: int, *, least_per_gpu: int = 1, num: i
     """
     _check(limits, gpus, least_per_gpu)
     column = np.asarray([[gpus]])
-    found = _spread(limits, column, least_per_gpu, num)
-    _check_split(limits, column, found, least_per_gpu)
-    batch_size, first = np.unique(found.batch_size[found.feasible], return_index=True)
+    spread = _spread(limits, column, least_per_gpu, num)
+    _check_split(limits, column, spread, least_per_gpu)
+    batch_size, first = np.unique(spread.batch_size[spread.feasible], return_index=True)
     return Candidates(
         batch_size=batch_size,
-        per_gpu=found.per_gpu[found.feasible][first],
-        accumulation=found.accumulation[found.feasible][first],
+        per_gpu=spread.per_gpu[spread.feasible][first],
+        accumulation=spread.accumulation[spread.feasible][first],
         feasible=np.ones(len(batch_size), dtype=np.bool_),
     )
 
@@ -234,19 +234,19 @@ def _passes(limits: BatchLimits, gpus: Ints, batch_size: Ints, least: int) -> Ca
 
 
 def _best(
-    parameters: Throughput, noise_scale: Reals, limits: BatchLimits, instances: Ints, gpus: Ints, found: Candidates
+    parameters: Throughput, noise_scale: Reals, limits: BatchLimits, instances: Ints, gpus: Ints, batches: Candidates
 ) -> list[GoodputChoice]:
     """For each allocation, the feasible candidate with the highest goodput; of equals the smallest batch.
 
     Goodputs that are not numbers (phi is not known yet) are all equal.
     """
-    step = step_s(parameters, instances, gpus, found.per_gpu, found.accumulation)
-    worth = efficiency(noise_scale, limits.initial, found.batch_size)
-    goodput = np.where(found.feasible, found.batch_size / step * worth, -np.inf)
-    equal = ~(goodput < np.max(goodput, axis=-1, keepdims=True) * (1.0 - _TIE)) & found.feasible
-    at = np.argmin(np.where(equal, found.batch_size, np.iinfo(np.int64).max), axis=-1)
-    fields = found.per_gpu, found.accumulation, found.batch_size, step, worth, goodput
-    chosen = (np.take_along_axis(field, at[:, None], axis=-1)[:, 0].tolist() for field in fields)
+    step = step_s(parameters, instances, gpus, batches.per_gpu, batches.accumulation)
+    worth = efficiency(noise_scale, limits.initial, batches.batch_size)
+    goodput = np.where(batches.feasible, batches.batch_size / step * worth, -np.inf)
+    equal = ~(goodput < np.max(goodput, axis=-1, keepdims=True) * (1.0 - _TIE)) & batches.feasible
+    best = np.argmin(np.where(equal, batches.batch_size, np.iinfo(np.int64).max), axis=-1)
+    fields = batches.per_gpu, batches.accumulation, batches.batch_size, step, worth, goodput
+    chosen = (np.take_along_axis(field, best[:, None], axis=-1)[:, 0].tolist() for field in fields)
     return [
         GoodputChoice(per_gpu=m, accumulation=s, batch_size=size, step_s=time_s, efficiency=share, goodput=rate)
         for m, s, size, time_s, share, rate in zip(*chosen, strict=True)
@@ -266,8 +266,8 @@ def _check(limits: BatchLimits, gpus: int, least: int) -> None:
         )
 
 
-def _check_split(limits: BatchLimits, gpus: Ints, found: Candidates, least: int) -> None:
-    lost = gpus[~found.feasible.any(axis=1), 0].tolist()
+def _check_split(limits: BatchLimits, gpus: Ints, batches: Candidates, least: int) -> None:
+    lost = gpus[~batches.feasible.any(axis=1), 0].tolist()
     if lost:
         raise ValueError(
             f"no batch of {limits.initial} to {limits.max} samples can be split on {lost[0]} GPUs into passes of "

@@ -77,9 +77,9 @@ class MeanPoints:
     def free(self) -> Bools:
         """(7,) Parameters that the points inform; the others keep their priors."""
         seen = [False] * 4
-        for at in (0, 2):
-            sizes = self.syncs[self.syncs[:, at] > 0.0, at + 1]
-            seen[at : at + 2] = [len(sizes) > 0, bool(np.any(sizes != sizes[:1]))]
+        for alpha in (0, 2):
+            sizes = self.syncs[self.syncs[:, alpha] > 0.0, alpha + 1]
+            seen[alpha : alpha + 2] = [len(sizes) > 0, bool(np.any(sizes != sizes[:1]))]
         return np.asarray([True, not self.one_size, *seen, any(seen)])
 
     def scaled(self, parameters: Throughput) -> Floats:
@@ -189,8 +189,8 @@ def fit(
         known = measured.scaled(_unsloped(start, points) if measured.one_size else start)
         earlier = np.clip(np.where(free & (known > 0.0), known, begin), *_bounds(free))
         begin = min(begin, earlier, key=lambda x: measured.error(x)[0])
-    found = measured.parameters(_search(measured, begin, free))
-    return _sloped(found, points[0].per_gpu) if measured.one_size else found
+    fitted = measured.parameters(_search(measured, begin, free))
+    return _sloped(fitted, points[0].per_gpu) if measured.one_size else fitted
 
 
 def relative_errors(parameters: Throughput, points: Sequence[BatchPoint]) -> Floats:
@@ -215,11 +215,11 @@ def extrapolates(points: Sequence[BatchPoint], instances: int, gpus: int, per_gp
     sizes = [point.per_gpu for point in points]
     if not _within([point.gpus for point in alike], gpus) or not _within(sizes, per_gpu):
         return True
-    near = [point for point in alike if point.gpus in _next_to([each.gpus for each in alike], gpus)]
+    near = [point for point in alike if point.gpus in _next_to([other.gpus for other in alike], gpus)]
     near = [
         point
         for point in near
-        if point.per_gpu in _next_to([each.per_gpu for each in near if each.gpus == point.gpus], per_gpu)
+        if point.per_gpu in _next_to([other.per_gpu for other in near if other.gpus == point.gpus], per_gpu)
     ]
     return bool(np.any(relative_errors(_fitted(tuple(points)), near) > FAR_OFF))
 
@@ -230,8 +230,8 @@ def _within(values: Sequence[int], value: int) -> bool:
 
 def _next_to(values: Sequence[int], value: int) -> set[int]:
     """Return the nearest of `values` on either side of `value`, or `value` itself if it is one of them."""
-    below = [each for each in values if each <= value]
-    above = [each for each in values if each >= value]
+    below = [other for other in values if other <= value]
+    above = [other for other in values if other >= value]
     return {*([max(below)] if below else []), *([min(above)] if above else [])}
 
 
@@ -276,14 +276,14 @@ def _nnls(rows: Floats, values: Floats) -> Floats:
             break
         passive[slopes.argmax()] = True
         while True:
-            found = np.zeros(len(x))
-            found[passive] = np.linalg.lstsq(rows[:, passive], values, rcond=None)[0]
-            negative = passive & (found <= 0.0)
+            solved = np.zeros(len(x))
+            solved[passive] = np.linalg.lstsq(rows[:, passive], values, rcond=None)[0]
+            negative = passive & (solved <= 0.0)
             if not negative.any():
                 break
-            x += np.min(x[negative] / (x[negative] - found[negative])) * (found - x)
+            x += np.min(x[negative] / (x[negative] - solved[negative])) * (solved - x)
             passive &= (x > 0.0) & ~(negative & (x <= 1e-15))
-        x = found
+        x = solved
     return x
 
 
@@ -317,10 +317,10 @@ def _search(measured: MeanPoints, begin: Floats, free: Bools) -> Floats:
             damping = max(_LEAST_DAMPING, 5.0 * damping)
             continue
         tried = np.clip(y + step, lowest, highest)
-        found = evaluate(tried)
-        if found[0] < error:
-            is_done = error - found[0] <= 1e-10 * max(error, 1e-12) and damping <= 1e-3
-            y, (error, gradient, hessian), damping = tried, found, damping / 5.0
+        outcome = evaluate(tried)
+        if outcome[0] < error:
+            is_done = error - outcome[0] <= 1e-10 * max(error, 1e-12) and damping <= 1e-3
+            y, (error, gradient, hessian), damping = tried, outcome, damping / 5.0
             if is_done:
                 break
         elif damping > 1e8:

@@ -25,8 +25,8 @@ def seconds_per_iteration(
 
     A gang takes as few instances as hold it. A gang larger than the largest batch leaves GPUs idle.
     """
-    found = goodputs(profile, gpus_per_instance, gang_sizes)
-    return {gpus: profile.samples_per_iteration / goodput + profile.overhead_s for gpus, goodput in found.items()}
+    goodput_of = goodputs(profile, gpus_per_instance, gang_sizes)
+    return {gpus: profile.samples_per_iteration / goodput + profile.overhead_s for gpus, goodput in goodput_of.items()}
 
 
 def goodputs(profile: GoodputProfile, gpus_per_instance: int, gang_sizes: Sequence[int]) -> dict[int, float]:
@@ -72,8 +72,8 @@ def cautious(profile: GoodputProfile) -> Throughput:
 def _choices(profile: GoodputProfile, gpus_per_instance: int, gang_sizes: Sequence[int]) -> dict[int, GoodputChoice]:
     gpus = np.asarray(gang_sizes, dtype=np.int64)
     instances = -(-gpus // gpus_per_instance)
-    found = choose_many(cautious(profile), profile.noise_scale, profile.limits, instances, gpus, least_per_gpu=0)
-    return dict(zip(gang_sizes, found, strict=True))
+    choices = choose_many(cautious(profile), profile.noise_scale, profile.limits, instances, gpus, least_per_gpu=0)
+    return dict(zip(gang_sizes, choices, strict=True))
 
 
 # When more GPUs are worth it, and how many (Pollux §5.4.1, cloud auto-scaling).
@@ -92,9 +92,9 @@ def scaling_efficiencies(
     profile: GoodputProfile, gpus_per_instance: int, gang_sizes: Sequence[int]
 ) -> dict[int, float]:
     """Return the goodput per GPU of every gang size, relative to a single GPU."""
-    found = goodputs(profile, gpus_per_instance, [1, *gang_sizes])
-    single = found[1]
-    return {gpus: found[gpus] / gpus / single for gpus in gang_sizes}
+    goodput_of = goodputs(profile, gpus_per_instance, [1, *gang_sizes])
+    single = goodput_of[1]
+    return {gpus: goodput_of[gpus] / gpus / single for gpus in gang_sizes}
 
 
 def should_scale(profile: GoodputProfile, gpus_per_instance: int, gpus: int) -> bool:

@@ -58,14 +58,14 @@ def begins(trials_s: Seconds, num_slots: int) -> tuple[Seconds, Seconds | None]:
     The instants are approximate for very many trials. None where no slot takes two trials: the order of their ends is
     seldom needed.
     """
-    found = np.zeros_like(trials_s)
+    begins_s = np.zeros_like(trials_s)
     if num_slots >= len(trials_s):
-        return found, None
+        return begins_s, None
     if len(trials_s) > MANY_TRIALS:
         waves = np.arange(len(trials_s)) // num_slots
-        np.multiply(waves[:, None], trials_s.mean(axis=0), out=found, casting="same_kind")
-        return found, np.sort(found + trials_s, axis=0)[-num_slots:]
-    return found, _inserted(trials_s[:num_slots], trials_s[num_slots:], found[num_slots:])
+        np.multiply(waves[:, None], trials_s.mean(axis=0), out=begins_s, casting="same_kind")
+        return begins_s, np.sort(begins_s + trials_s, axis=0)[-num_slots:]
+    return begins_s, _inserted(trials_s[:num_slots], trials_s[num_slots:], begins_s[num_slots:])
 
 
 def _inserted(free_s: Seconds, rest_s: Seconds, begins_s: Seconds | None = None) -> Seconds:
@@ -93,16 +93,16 @@ def _in_batches(free_s: Seconds, rest_s: Seconds) -> Seconds:
     """Place as many trials at once as begin before the first of them ends, in all rows (or nearly)."""
     free_s, rest_s = np.ascontiguousarray(free_s.T), np.ascontiguousarray(rest_s.T)
     num_slots, num_trials = free_s.shape[1], rest_s.shape[1]
-    least, size, at = max(1, num_slots // _SHARE), num_slots, 0
-    while at < num_trials:
+    least, size, placed = max(1, num_slots // _SHARE), num_slots, 0
+    while placed < num_trials:
         free_s.sort(axis=1)
-        size = min(size, num_trials - at)
-        ends_s = free_s[:, :size] + rest_s[:, at : at + size]
+        size = min(size, num_trials - placed)
+        ends_s = free_s[:, :size] + rest_s[:, placed : placed + size]
         while size > least and (ends_s[:, : size - 1].min(axis=1) < free_s[:, size - 1]).any():
             size = max(least, size * 7 // 8)
             ends_s = ends_s[:, :size]
         free_s[:, :size] = ends_s
-        at += size
+        placed += size
         size = min(num_slots, size * 5 // 4 + 1)
     latest: Seconds = free_s.max(axis=1)
     return latest
@@ -276,8 +276,8 @@ class Chances:
 
     def of(self, numbers: Seconds, where: tuple[int, int], places: Indices) -> Seconds:
         """Return the numbers of some places in the stage and the round `where`."""
-        found: Seconds = numbers.take(places + self._first(where), mode="wrap")
-        return found
+        drawn: Seconds = numbers.take(places + self._first(where), mode="wrap")
+        return drawn
 
     def all(self, numbers: Seconds, where: tuple[int, int], size: int) -> Seconds:
         """(size,) Return the numbers of the first places there."""
@@ -383,12 +383,12 @@ def _idle_s(
     if (least < 0).all():
         return np.zeros(len(trials))
     free_s = np.sort(ends_s, axis=0) if free_s is None else free_s
-    mates_s, at, before = ends_s.ravel().take(flat), least, None
+    mates_s, slot, before = ends_s.ravel().take(flat), least, None
     mates_s[np.arange(shared)[:, None] >= there] = np.inf
-    while before is None or (at != before).any():
-        found = free_s.ravel().take(np.minimum(np.maximum(at, 0), len(free_s) - 1) * rows + places)
-        at, before = least + ((mates_s <= found) & (least >= 0)).sum(axis=0), at
-    idle_s: Floats = np.where(at < 0, 0.0, np.where(at < len(free_s), found, np.inf))
+    while before is None or (slot != before).any():
+        begin_s = free_s.ravel().take(np.minimum(np.maximum(slot, 0), len(free_s) - 1) * rows + places)
+        slot, before = least + ((mates_s <= begin_s) & (least >= 0)).sum(axis=0), slot
+    idle_s: Floats = np.where(slot < 0, 0.0, np.where(slot < len(free_s), begin_s, np.inf))
     return idle_s
 
 
@@ -402,22 +402,22 @@ def _repeated(
     iteration_s = np.maximum(run.iteration_s.ravel().take(flat), np.float32(_LEAST_S))
     took_s, waited_s, saved = (np.zeros(len(trials), np.float32) for _ in range(3))
     left_s, idle_s, lives_s = np.empty(len(trials), np.float32), idle_s - begins_s, run.lives_s(0, places)
-    at: Any = slice(None)
+    running: Any = slice(None)
     for number in range(_MOST_LOSSES):
         trained = np.floor(
-            np.maximum(np.float32(0.0), lives_s - startup_s[at]) / iteration_s[at] + np.float32(_EPSILON)
+            np.maximum(np.float32(0.0), lives_s - startup_s[running]) / iteration_s[running] + np.float32(_EPSILON)
         )
-        before, passed_s = saved[at], took_s[at] + lives_s
+        before, passed_s = saved[running], took_s[running] + lives_s
         kept = np.floor((run.before + before + trained) / every) * every - run.before
-        saved[at] = np.minimum(np.maximum(kept, before), run.iterations)
-        wait_s = np.minimum(np.maximum(idle_s[at] - passed_s, 0.0), run.replaced_s(number, places[at]))
-        waited_s[at] += wait_s
-        took_s[at] = passed_s + wait_s
-        left_s[at] = startup_s[at] + (run.iterations - saved[at]) * iteration_s[at]
-        lives_s = run.lives_s(number + 1, places[at])
-        lost = lives_s < left_s[at]
-        at, lives_s = np.flatnonzero(lost) if number == 0 else at[lost], lives_s[lost]
-        if not len(at):
+        saved[running] = np.minimum(np.maximum(kept, before), run.iterations)
+        wait_s = np.minimum(np.maximum(idle_s[running] - passed_s, 0.0), run.replaced_s(number, places[running]))
+        waited_s[running] += wait_s
+        took_s[running] = passed_s + wait_s
+        left_s[running] = startup_s[running] + (run.iterations - saved[running]) * iteration_s[running]
+        lives_s = run.lives_s(number + 1, places[running])
+        lost = lives_s < left_s[running]
+        running, lives_s = np.flatnonzero(lost) if number == 0 else running[lost], lives_s[lost]
+        if not len(running):
             break
     took_s += left_s
     return took_s, took_s - waited_s
@@ -472,5 +472,5 @@ def _ages_s(begin: Settling, settled_s: Floats) -> Floats:
     ages_s = risks / begin.instances
     new_s = settled_s - begin.provision_s
     earlier_s = new_s + (risks - begin.instances * new_s) / begin.held if begin.held else np.inf
-    found: Floats = np.where((ages_s > new_s) & (begin.provision_s > 0.0), earlier_s, ages_s)
-    return found
+    lost_s: Floats = np.where((ages_s > new_s) & (begin.provision_s > 0.0), earlier_s, ages_s)
+    return lost_s

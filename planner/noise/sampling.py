@@ -1,7 +1,7 @@
 """Samples of a plan's time and cost where times vary.
 
-Every candidate is evaluated with the same random numbers (common random numbers), so that no plan is
-better by luck. Samples come in chunks: a decision that is clear after few needs no more.
+Every candidate is evaluated with the same random numbers (common random numbers), so that no plan is better by luck.
+Samples come in chunks: a decision that is clear after few needs no more.
 """
 
 from __future__ import annotations
@@ -401,7 +401,7 @@ class Chunk:
         rate = self._losses_per_s(choice)
         if not rate and not profile.startup_varies:
             startup_s = profile.trial_startup_s
-            if not self._varies(index):
+            if self.speeds is None and profile.stage_cv(stage.iterations) == 0.0:
                 waves = -(-stage.trials // num_slots)
                 return waves * (startup_s + work_s), stage.trials * (startup_s + work_s)
             if num_slots == stage.trials:
@@ -411,10 +411,6 @@ class Chunk:
         if rate:
             return self._with_losses(index, num_slots, choice, trials_s)
         return makespan(trials_s, num_slots), trials_s.sum(axis=0, dtype=np.float64) if is_billed else None
-
-    def _varies(self, index: int) -> bool:
-        """Return whether the training times of a stage's trials differ."""
-        return self.speeds is not None or self.profile.stage_cv(self.stages[index].iterations) > 0.0
 
     def _trials_s(self, index: int, choice: StagePlan, work_s: float) -> Seconds:
         """(trials, rows of the stage) Return the duration of each trial."""
@@ -498,7 +494,7 @@ class Chunk:
                 return drawn
             mean: Seconds = np.tile(self.mean_error, drawn.shape[1] // self.mean_error.shape[1])
             return drawn * mean
-        factors, errors = (np.array(each, np.float32)[:, None] for each in (self.speeds.factors, self.speeds.errors))
+        factors, errors = (np.array(given, np.float32)[:, None] for given in (self.speeds.factors, self.speeds.errors))
         variance = np.log1p(errors**2)
         normals = normals_of((*self.seed, first, 5), (len(factors), rows_of(len(factors))))
         known: Seconds = factors * np.exp(np.sqrt(variance) * normals - variance / 2.0)
@@ -526,7 +522,7 @@ class Chunk:
                 startup_s=self.startup_s(index),
                 iteration_s=np.float32(work_s) * self.factor(index),
                 iterations=stage.iterations,
-                before=sum(one.iterations for one in self.stages[first:index]),
+                before=sum(earlier.iterations for earlier in self.stages[first:index]),
                 checkpoint_iterations=spot.checkpoint_iterations,
                 num_slots=num_slots,
                 per_instance=per_instance,
