@@ -7,6 +7,7 @@ gpt are small and not compiled, and their seconds are those that the process com
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import io
 import itertools
@@ -268,6 +269,36 @@ def _lend_memory(runner: TorchRunner, *, little: bool) -> None:
         torch.cuda.set_per_process_memory_fraction(0.6 * peak / whole if little else 1.0)
     else:
         runner.trial.most = 16 if little else 10**9  # type: ignore[attr-defined]
+
+
+@benchmark
+def change_of_trial(rounds: int) -> None:
+    """What a warm worker takes for another trial: a segment of examples/digits.py less its iterations and its data."""
+    torch.set_num_threads(1)
+    digits = Entrypoint.parse("digits:DigitsTrial", [Path(__file__).parents[2] / "examples"])
+    module = sys.modules[digits.load().__module__]
+    module.load_splits = functools.cache(module.load_splits)  # type: ignore[attr-defined]
+    config, seconds = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0}, []
+    with tempfile.TemporaryDirectory(prefix="rubberband-bench-") as folder:
+        store, checkpoints = open_store(folder), dict[int, Any]()
+
+        def segment_s(trial: int, iterations: int) -> float:
+            """Return the seconds of a segment of a trial, from its checkpoint on."""
+            done, checkpoint = checkpoints.get(trial, (0, None))
+            ends = done + iterations
+            segment = replace(SEGMENT, trial=trial, config=config, checkpoint=checkpoint)
+            segment = replace(segment, from_iterations=done, until_iterations=ends, max_iterations=ends)
+            began = own_time()
+            *_, last = run_segment(digits, segment, store)
+            checkpoints[trial] = ends, last.checkpoint
+            return own_time() - began
+
+        segment_s(1, 1), segment_s(2, 1)  # the first ones import, and compile kernels
+        for _ in range(rounds):
+            one_s, three_s = segment_s(1, 1), segment_s(2, 3)
+            seconds.append(one_s - (three_s - one_s) / 2)
+    least, usual, most = (1e3 * of(seconds) for of in (min, median, max))
+    print(f"a change of trial takes {usual:.0f} ms (from {least:.0f} to {most:.0f})")
 
 
 def main() -> None:
