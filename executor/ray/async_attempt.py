@@ -2,7 +2,8 @@
 
 A worker that dies alone is replaced on its slot and joins the gang again; its servers and the other workers go on. A
 server takes its shard with it when it dies: then all begin again from the latest checkpoint, with new servers. Either
-may happen once between two reports; the second time, the trial has failed. An instance that is lost ends the attempt,
+may happen once between two reports; the second time, the trial has failed. Where a worker runs out of memory, all begin
+again in smaller passes. An instance that is lost ends the attempt,
 as it does that of any gang.
 """
 
@@ -70,14 +71,18 @@ class AsyncAttempt(Attempt):
             if not lost:
                 lost = self._follow_gang(gang, gathered)
             self._drop_servers()
-            if not lost or self._stopped:
+            most = gathered.most_per_gpu
+            if not (lost or most) or self._stopped:
                 break
-            if self._restarts >= 1:
+            if most:
+                self.segment = replace(self.segment, most_per_gpu=most)
+            elif self._restarts >= 1:
                 # That another server started shows that the instance lives.
                 gathered.failures.clear()
                 gathered.deaths.append("parameter servers were lost twice without a report in between")
                 break
-            self._restarts += 1
+            else:
+                self._restarts += 1
             self._replace_busy()
             fresh = self._await_workers()
             if fresh is None:
@@ -151,8 +156,10 @@ class AsyncAttempt(Attempt):
         except StopIteration:
             self._servers.pop(gang.servers.pop(stream), None)
         except RayError as error:
-            gathered.deaths.append(f"parameter server {gang.servers.pop(stream)}: {last_line(error)}")
-            return True
+            index = gang.servers.pop(stream)
+            if index in self._servers:  # it was not dropped
+                gathered.deaths.append(f"parameter server {index}: {last_line(error)}")
+                return True
         return False
 
     def _hear_worker(self, gang: _Gang, stream: Any, gathered: Gathered) -> None:

@@ -35,6 +35,7 @@ from rubberband.executor.training.entrypoint import NotHereError
 from rubberband.executor.training.failures import (
     GangBroken,
     LacksMemory,
+    RanOut,
     TrainingEnded,
     TrialFailure,
     UnclearMetric,
@@ -222,6 +223,12 @@ class StepwiseCheck:
             comparison.close()
 
     def _train(self, segment: Segment) -> None:
+        try:
+            self._train_once(segment)
+        except RanOut as error:
+            self._train(replace(segment, most_per_gpu=error.most_per_gpu))
+
+    def _train_once(self, segment: Segment) -> None:
         resources: list[Any] = []
         try:
             with self._step("set-up"):
@@ -300,6 +307,8 @@ class StepwiseCheck:
         began_s = time.monotonic()
         try:
             yield
+        except RanOut:
+            raise
         except (Exception, SystemExit, KeyboardInterrupt) as raised:
             error: BaseException = raised
             if self._servers is not None and isinstance(raised, GangBroken):

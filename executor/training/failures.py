@@ -63,7 +63,7 @@ class LacksMemory(TrialFailure):
 
 
 class RanOut(TrialFailure):
-    """A worker of a gang ran out of memory: its segment begins again, with fewer samples at once."""
+    """A step ran out of memory: its segment begins again from its checkpoint, with fewer samples at once."""
 
     def __init__(self, message: str, most_per_gpu: int) -> None:
         super().__init__("raised", message)

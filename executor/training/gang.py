@@ -147,15 +147,6 @@ class Gang(Peers):
             dist.all_gather_object(gathered, found)
         return gathered
 
-    def least(self, value: float) -> float:
-        """Return the smallest `value` of all workers, by a collective."""
-        if self._store is None:
-            return value
-        tensor = torch.tensor(value, dtype=torch.float64, device="cpu")
-        with self._waiting():
-            dist.all_reduce(tensor, dist.ReduceOp.MIN)
-        return tensor.item()
-
     def sum_later(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Begin to sum the tensor over all workers, in place; the result waits for the sum."""
         if self._store is None:

@@ -5,7 +5,8 @@ The learning curve does not depend on the gang, except for the order of floating
 * The global batches come from (seed, epoch) alone (`sampler.py`). Each worker takes its share m_i of the M samples, in
   micro-batches of at most `max_batch_size_per_gpu`. DistributedDataParallel averages gradients over the n workers, so a
   micro-batch of m samples with mean loss L contributes n*m/M * L: every sample counts the same. A worker without a
-  share takes no pass, or one of weight 0. A worker that runs out of memory takes smaller ones (`step.py`). Shares
+  share takes no pass, or one of weight 0. Where a worker runs out of memory, the segment begins again
+  with smaller ones. Shares
   follow the workers' speed (`balancing.py`).
 * Before iteration k the random states are set from (seed, k, rank), so a checkpoint holds none and resuming from it is
   exact; on GPUs it is up to rounding, as their kernels add in no fixed order. Random draws of the model (dropout)
@@ -213,16 +214,17 @@ class TorchRunner(Runner):
             check_own_step(trial, segment)
             return OwnStep(*place, optimizers=self.optimizers)
         share = self.division.largest_share(self.batch_size, segment.num_workers)
+        most = min(each for each in (self.limit, segment.most_per_gpu, share) if each is not None)
         return TrainStep(
             *place,
             optimizer=self.optimizers.members[0],
             timer=self.division.timer or ComputeTimer(),
-            is_one_pass=self.limit is None or share <= self.limit,
+            is_one_pass=share <= most,
         )
 
     def _make_batching(self) -> Batching:
         limit = min(self.batch_size, self.limit or self.batch_size)
-        fixed = FixedBatching(self.sampler, self.batch_size, limit, self.samples_per_iteration, self.gang)
+        fixed = FixedBatching(self.sampler, self.batch_size, limit, self.samples_per_iteration)
         return made_by(BATCHINGS, self) or fixed
 
     def _listed(self) -> dict[str, Component]:

@@ -176,11 +176,6 @@ class Weighing:
     def __init__(self, trial: TorchTrial, gang: Gang, feed: Feed) -> None:
         self._weight = override_of(trial, "weight")
         self._gang, self._device, self._load = gang, feed.device, feed.load
-        self._total: Callable[[], Weight] | None = None
-
-    def begin_step(self) -> None:
-        """Begin another step, whose W is not known."""
-        self._total = None
 
     def of(
         self,
@@ -192,8 +187,7 @@ class Weighing:
         """Weigh the `parts`, of which `sizes` samples count, of a batch of M = `batch_size` samples over the gang.
 
         `note` gets w_i / W of the parts if the trial weighs them, with the first factor. A trial's own weights need all
-        samples of the worker at once; W is added up while the first of them go through the model. If the step is done
-        again in other parts, W stays.
+        samples of the worker at once; W is added up while the first of them go through the model.
         """
         num_workers = self._gang.num_workers
         if self._weight is None:
@@ -207,9 +201,7 @@ class Weighing:
             checked_weight(self._weight(samples), self._device) if size else 0.0
             for samples, size in zip(held, sizes, strict=True)
         ]
-        if self._total is None:
-            self._total = self._sum_later(sum(weights))
-        total = self._total
+        total = self._sum_later(sum(weights))
 
         @cache
         def fractions() -> Sequence[Weight]:

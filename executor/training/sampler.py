@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +23,6 @@ from rubberband.planner.balancing import scale_shares
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from rubberband.executor.training.gang import Gang
     from rubberband.executor.training.metrics import Weight
 
 Stream = Literal["setup", "order", "train", "evaluate", "sample", "data"]
@@ -219,15 +218,8 @@ class Batching(Component, ABC):
         return 0
 
     @abstractmethod
-    def ran_out(self, per_gpu: int, parts: Sequence[int]) -> None:
-        """Note that this worker ran out of memory: the step begins again, in `parts` of at most `per_gpu` samples.
-
-        Its later passes have no more.
-        """
-
-    @abstractmethod
     def restrict(self, per_gpu: int) -> None:
-        """Take at most `per_gpu` samples at once from now on, on every worker of the gang."""
+        """Take at most `per_gpu` samples at once, on every worker of the gang; called before the first iteration."""
 
     def weigh(self, fractions: Sequence[Weight]) -> None:
         """Note w_i / W of this worker's micro-batches, whose sum over all workers is 1; unless they count by size."""
@@ -257,7 +249,6 @@ class FixedBatching(Batching):
     batch_size: int
     per_gpu: int
     samples_per_iteration: int
-    gang: Gang
     _until_samples: int = field(default=0, init=False)
     _wanted: int = field(init=False)
 
@@ -270,16 +261,8 @@ class FixedBatching(Batching):
     def is_over(self) -> bool:
         return self.sampler.samples_done >= self._until_samples
 
-    def ran_out(self, per_gpu: int, parts: Sequence[int]) -> None:
-        self.restrict(per_gpu)
-
     def restrict(self, per_gpu: int) -> None:
         self.per_gpu = min(self.per_gpu, per_gpu)
-
-    def end(self) -> Mapping[str, Any]:
-        """Agree with the other workers on the samples that fit the memory of each."""
-        self.per_gpu = round(self.gang.least(self.per_gpu))
-        return {}
 
     def state_dict(self) -> dict[str, Any] | None:
         return {"per_gpu": self.per_gpu} if self.per_gpu < self._wanted else None

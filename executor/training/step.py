@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.autograd import Variable
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from rubberband.executor.training.clocks import ComputeTimer
 from rubberband.executor.training.data import Feed
-from rubberband.executor.training.failures import RanOut, is_out_of_memory, one_line, refused, release
+from rubberband.executor.training.failures import RanOut, TrialFailure, is_out_of_memory, one_line, refused, release
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.metrics import Means, Weighed, Weighing, Weight, loss_and_metrics
 from rubberband.executor.training.options import Group, Precision
@@ -114,7 +114,6 @@ class TrainStep(Step):
         self.precision = Precision(trial.precision, self._device, optimizer, trial.gradient_clip_norm)
         self._metrics: Mapping[str, float] | None = None
         """The names of the trial's metrics, once a pass has shown them."""
-        self._undo = Undo(module, self._device)
 
     @property
     def wrapped(self) -> nn.Module:  # type: ignore[override] # DDP is made anew where hooks change what is trained
@@ -126,14 +125,12 @@ class TrainStep(Step):
 
     def follow(self, *, is_thorough: bool = True) -> None:
         self._exchange.follow(is_thorough=is_thorough)
-        if is_thorough:
-            self._undo.begin()
 
     def take(self, batch: GlobalBatch, means: Means) -> None:
         """Take one step, as `Step` says.
 
-        Where a pass runs out of memory, the step is done again in smaller ones; the gradient is the same. A worker of a
-        gang raises RanOut instead. Raises TrialFailure if the fewest samples do not fit.
+        Where a pass runs out of memory it raises RanOut: the segment begins again in smaller ones, with the same
+        gradient. Raises TrialFailure if the fewest samples do not fit.
         """
         self.follow(is_thorough=self._has_hook)
         self._optimizer.zero_grad()
@@ -141,16 +138,12 @@ class TrainStep(Step):
         self._feed.expect(parts, batch.epoch)
         self.batching.before_step(batch, sizes)
         self.begun += 1
-        if self._exchange.ddp is None:
-            self._undo.save()
-        self._weighing.begin_step()
-        smaller = None
         try:
             found = self._passes(batch, parts, sizes)
         except RuntimeError as error:
-            smaller = self._smaller(batch, parts, error)
-        if smaller is not None:
-            found = self._again(batch, smaller)
+            if not parts or not is_out_of_memory(error):
+                raise
+            raise self._lacks_memory(batch, parts, one_line(error)) from error
         self._exchange.buffers.share(batch.first)
         self.has_stepped = self.batching.update(self._optimizer, self.precision.step)
         means.join(found)
@@ -208,40 +201,23 @@ class TrainStep(Step):
         found.add(0.0, nothing, self._metrics or {})
         return found
 
-    def _smaller(self, batch: GlobalBatch, parts: Sequence[Indices], error: RuntimeError) -> int:
-        """Return how many samples to take at once where a pass ran out of memory; raise the error if it is another.
+    def _lacks_memory(self, batch: GlobalBatch, parts: Sequence[Indices], line: str) -> TrialFailure:
+        """Return the failure where a pass ran out of memory: RanOut, unless no fewer samples can be taken at once.
 
-        Raises RanOut in a gang, and TrialFailure if no fewer samples can be taken.
+        The step cannot be done again at once, as DDP may have summed some of its gradients already.
         """
-        most = max((len(part) for part in parts), default=0)
+        most = max(map(len, parts))
         smaller = max(self.least, (most + 1) // 2)
-        if not parts or not is_out_of_memory(error):
-            raise error
-        if self._feed.leave_device():
+        if self._feed.leave_device():  # a set that the GPU holds goes first
             smaller = most
         elif max(len(part) for part in self._parts(batch, smaller)[0]) >= most:
-            raise refused(
-                f"{one_line(error)}; no fewer than {counted(most, 'sample')} can be taken at once: use a smaller "
-                f"model, or an instance with more memory",
-            ) from error
-        if self._exchange.ddp is not None:
-            again = f"the gang begins again from its checkpoint, with at most {counted(smaller, 'sample')} at once"
-            print(f"rubberband: a step ran out of memory; {again}", flush=True)
-            raise RanOut(one_line(error), smaller) from error
-        return smaller
-
-    def _again(self, batch: GlobalBatch, per_gpu: int) -> Means:
-        """Do the step again in passes of at most `per_gpu` samples, or fewer, until they fit."""
-        while True:
-            release(self._device)
-            self._undo.restore()
-            parts, sizes = self._parts(batch, per_gpu)
-            self.batching.ran_out(per_gpu, sizes)
-            self._optimizer.zero_grad()
-            try:
-                return self._passes(batch, parts, sizes)
-            except RuntimeError as error:
-                per_gpu = self._smaller(batch, parts, error)
+            return refused(
+                f"{line}; no fewer than {counted(most, 'sample')} can be taken at once: use a smaller model, or an "
+                "instance with more memory"
+            )
+        again = f"the trial begins again from its checkpoint, with at most {counted(smaller, 'sample')} at once"
+        print(f"rubberband: a step ran out of memory; {again}", flush=True)
+        return RanOut(line, smaller)
 
     def _weighed(self, batch: GlobalBatch, parts: Sequence[Indices], sizes: Sequence[int]) -> Weighed:
         return self._weighing.of(parts, sizes, batch.size, self.batching.weigh)
@@ -258,10 +234,8 @@ class TrainStep(Step):
         are used: others may be larger, and memory is fragmented.
         """
         part = np.arange(per_gpu + per_gpu // 10) % self._feed.num_samples
-        self._undo.begin()
-        self._undo.save()
-        suffices = self._suffices(part) or (self._feed.leave_device() and self._suffices(part))
-        self._undo.restore()
+        with unchanged(self._module, self._device):
+            suffices = self._suffices(part) or (self._feed.leave_device() and self._suffices(part))
         return self._gang.sum(torch.full((), 1.0 - suffices, device=self._device)).item() == 0.0
 
     def _suffices(self, part: Indices) -> bool:
@@ -296,47 +270,18 @@ def micro_batches(indices: Indices, limit: int, least: int) -> list[Indices]:
     return np.array_split(indices, parts) if len(indices) else []
 
 
-# Lack of memory in a step on real data.
-#
-# Memory that suffices for one batch may not do for the next, if samples are of different lengths. A gradient is a sum
-# over samples, so smaller passes come to the same one. A worker by itself puts back what the failed passes changed, and
-# does the step again. In a gang, DistributedDataParallel may have summed some of its gradients with the others'
-# already, so the gang's segment ends and begins again from its checkpoint, with half as many samples in a pass at most
-# (`RanOut`). How many samples fit is agreed afterwards (`Batching.end`).
-
-
-class Undo:
-    """Restores the model's buffers (BatchNorm) and torch's random state, which a forward pass changes."""
-
-    def __init__(self, module: nn.Module, device: torch.device) -> None:
-        self._module = module
-        self._is_cuda = device.type == "cuda"
-        self._buffers: list[tuple[list[Tensor], list[Tensor]]] = []
-        """The model's buffers and their copies, by type: on a GPU, those of one type are copied at once."""
-
-    def begin(self) -> None:
-        """Look for the model's buffers, before an iteration."""
-        alike: dict[torch.dtype, list[Tensor]] = {}
-        for buffer in self._module.buffers():
-            alike.setdefault(buffer.dtype, []).append(buffer)
-        self._buffers = [(each, [torch.empty_like(buffer) for buffer in each]) for each in alike.values()]
-
-    def save(self) -> None:
-        """Note the present state, before a step."""
-        for buffers, saved in self._buffers:
-            torch._foreach_copy_(saved, buffers)
-        self._random = torch.get_rng_state()
-        if self._is_cuda:
-            self._cuda_random = torch.cuda.get_rng_state()
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Return to the state that was noted."""
-        for buffers, saved in self._buffers:
-            torch._foreach_copy_(buffers, saved)
-        torch.set_rng_state(self._random)
-        if self._is_cuda:
-            torch.cuda.set_rng_state(self._cuda_random)
+@contextmanager
+def unchanged(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Restore the model's buffers (BatchNorm) and torch's random states after the block."""
+    saved = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    random, cuda_random = torch.get_rng_state(), torch.cuda.get_rng_state() if device.type == "cuda" else None
+    yield
+    with torch.no_grad():
+        for buffer, before in saved:
+            buffer.copy_(before)
+    torch.set_rng_state(random)
+    if cuda_random is not None:
+        torch.cuda.set_rng_state(cuda_random)
 
 
 # Steps that a trial takes by its own `step` method: several optimizers, closures, anything.
@@ -398,7 +343,6 @@ class OwnStep(Step):
         parts, sizes = self.parts(batch)
         self._feed.expect(parts, batch.epoch)
         self.begun += 1
-        self._weighing.begin_step()
         weighed = self._weighing.of(parts, sizes, batch.size)
         if self._averaging is not None:
             self._averaging.follow()

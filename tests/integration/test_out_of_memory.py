@@ -16,9 +16,7 @@ from rubberband.executor import (
     Segment,
     SegmentFailure,
     SegmentReport,
-    SegmentStarted,
     open_store,
-    run_segment,
 )
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders import segments, trials
@@ -26,9 +24,7 @@ from tests.builders.command_line import CommandLine
 from tests.builders.processes.segment_worker import Worker, run_again
 from tests.builders.segments import content
 
-GROWING, NARROW, AT_MOST_TWO, PARTLY = (
-    trials.entrypoint(f"memory_trials:{name}") for name in ("Growing", "Narrow", "AtMostTwo", "Partly")
-)
+GROWING, NARROW, PARTLY = (trials.entrypoint(f"memory_trials:{name}") for name in ("Growing", "Narrow", "Partly"))
 SEGMENT = replace(segments.SEGMENT, metric="train_loss", config={}, until_iterations=2)
 PLACES = ["before", "forward", "loss", "backward"]
 
@@ -36,13 +32,8 @@ PLACES = ["before", "forward", "loss", "backward"]
 def run(
     entrypoint: Entrypoint, segment: Segment, store: CheckpointStore, workers: list[Worker] | None = None
 ) -> list[SegmentReport]:
-    if workers:
-        reports, failures = run_again(workers, entrypoint, segment, store)
-        assert not failures
-        return reports
-    started, *reports = list(run_segment(entrypoint, segment, store))
-    assert isinstance(started, SegmentStarted), started
-    assert all(isinstance(report, SegmentReport) for report in reports), reports
+    reports, failures = run_again(workers or [], entrypoint, segment, store)
+    assert not failures
     return reports
 
 
@@ -68,11 +59,11 @@ def assert_same(
         torch.testing.assert_close(others[name], weight, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.by_default(4)
-@pytest.mark.parametrize("at", PLACES)
 @pytest.mark.parametrize("entrypoint", [GROWING, NARROW], ids=["whole", "accumulating"])
-def test_a_step_that_runs_out_of_memory_is_divided_and_learns_the_same(store, unlimited, at, entrypoint):
-    limited = run(entrypoint, replace(SEGMENT, config={"memory": 100, "at": at}), store)
+def test_a_worker_that_runs_out_of_memory_begins_again_in_smaller_passes_and_learns_the_same(
+    store, unlimited, entrypoint
+):
+    limited = run(entrypoint, replace(SEGMENT, config={"memory": 100, "at": "backward"}), store)
     assert_same((store, limited), unlimited)
     assert "batching" not in content(*last(unlimited))
     assert content(store, limited[-1])["batching"] == {"per_gpu": 2}
@@ -109,17 +100,6 @@ def test_parameters_that_the_loss_does_not_use_are_left_out_again(workers, store
     assert_same((store, run(PARTLY, segment, store, workers)), (store, whole))
 
 
-@pytest.mark.by_default(1)
-@pytest.mark.parametrize("config", [{"batch_norm": True}, {"dropout": 0.5}], ids=["buffers", "random states"])
-def test_buffers_and_random_states_are_put_back_before_the_step_is_done_again(store, config):
-    """The divided step is that of a trial which never took more samples at once."""
-    narrow = run(AT_MOST_TWO, replace(SEGMENT, config=config, until_iterations=1), store)
-    limited = run(
-        GROWING, replace(SEGMENT, config={**config, "memory": 80, "at": "backward"}, until_iterations=1), store
-    )
-    assert_same((store, narrow), (store, limited))
-
-
 @pytest.mark.by_default(2)
 @pytest.mark.parametrize("gang", [0, 2])
 @pytest.mark.parametrize(("optimizer", "accumulation"), [("sgd", True), ("adam", False)])
@@ -141,7 +121,7 @@ def test_adaptive_batches_finish_where_the_trial_pass_saw_short_samples_only(
 
 @pytest.mark.parametrize("batch", [None, AdaptiveBatch()], ids=["fixed", "adaptive"])
 def test_where_one_sample_does_not_fit_the_trial_fails_with_a_remedy(store, workers, batch):
-    alone = list(run_segment(GROWING, replace(SEGMENT, config={"memory": 30}, batch=batch), store))[-1]
+    (alone,) = run_again([], GROWING, replace(SEGMENT, config={"memory": 30}, batch=batch), store)[1]
     segment = replace(SEGMENT, config={"memory": 30, "rank": 1}, batch=batch)
     echo, in_gang = run_again(workers, GROWING, segment, store)[1]
     assert echo.secondary

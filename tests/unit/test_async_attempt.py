@@ -138,6 +138,17 @@ def test_all_begin_again_from_the_latest_checkpoint_when_a_server_dies() -> None
     assert place.used == [lost, fresh]
 
 
+def test_all_begin_again_in_smaller_passes_where_a_worker_runs_out_of_memory() -> None:
+    ran_out = SegmentFailure(kind="raised", message="out of memory", details="", secondary=False, most_per_gpu=8)
+    gone = SegmentFailure(kind="raised", message="ServerGone", details="", secondary=True)
+    server = Actor(["host:1", until(lambda: server.is_dropped), DEATH])
+    first = Actor([SegmentStarted(), until(lambda: server.is_dropped), gone], [report(1), report(2), report(4)])
+    second = Actor([ran_out], [])
+    events = carried_out(Place([[first], [second]], [server, Actor(["host:2"])]))
+    assert iterations(events) == [1, 2, 4]
+    assert [order.most_per_gpu for order in second.orders] == [None, 8]
+
+
 def test_a_trial_whose_servers_die_again_without_a_report_has_failed() -> None:
     gone = SegmentFailure(kind="raised", message="ServerGone", details="", secondary=True)
     workers = [[Actor([SegmentStarted(), gone], [gone])], [Actor([gone], [gone])]]

@@ -101,7 +101,7 @@ class Run:
     ) -> None:
         self.clock, self.balancer = gpu or Clock(), Wanted()
         self.gang = Alone(self.clock, look_s)
-        self.batching = FixedBatching(GlobalBatchSampler(1200, 0), 12, 12, 1200, self.gang)
+        self.batching = FixedBatching(GlobalBatchSampler(1200, 0), 12, 12, 1200)
         clock = gpu.clock if gpu else self.clock
         self.timer = CudaTimer() if gpu else CpuTimer(self.gang, clock)
         self.balancing = Balancing(

@@ -34,7 +34,6 @@ from rubberband.executor.run import trackers
 from rubberband.executor.run.callbacks import Callback
 from rubberband.executor.training.clocks import ComputeTimer
 from rubberband.executor.training.goodput.noise_scale import DENOMINATORS
-from rubberband.executor.training.step import Undo
 from rubberband.executor.training.wrapping import check_same_weights, parameters_of
 from rubberband.integrations.ray_tune_trials import FailFast, TuneCallbacks
 from rubberband.spec.observers import CsvTracker, MlflowTracker, TensorboardTracker, WandbTracker
@@ -45,7 +44,7 @@ from tests.builders.segments import variant
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-LOOKS = re.compile(r"(Clock|Timer|Noise|Check|Tracker|Callback|Observer|Watch|Preconditioner|Undo|Copy|Probe)s?$")
+LOOKS = re.compile(r"(Clock|Timer|Noise|Check|Tracker|Callback|Observer|Watch|Preconditioner|Copy|Probe)s?$")
 WORDS: dict[str, Any] = {
     "Adam": {"amsgrad": True, "weight_decay": 0.1},
     "RMSprop": {"centered": True, "momentum": 0.5},
@@ -167,17 +166,6 @@ def _lapping(scene: Scene, look: Looks) -> None:
         look(call)
 
 
-def _undoing(scene: Scene, look: Looks) -> None:
-    undo = look(Undo, scene.model, torch.device("cpu"))
-    look(undo.begin)
-    look(undo.save)
-    before = scene.state()
-    with torch.no_grad():
-        scene.loss()
-    undo.restore()
-    assert scene.state() == before
-
-
 def _copying(scene: Scene, look: Looks) -> None:
     host = look(HostCopy, torch.device("cpu"))
     taken = look(host.take, {"model": scene.model.state_dict(), "optimizer": scene.optimizer.state_dict()})
@@ -208,7 +196,6 @@ EXAMPLES = {
     "Preconditioner": _preconditioning,
     "ComputeTimer CpuTimer _GradientTimer": _timing,
     "LapClock": _lapping,
-    "Undo": _undoing,
     "HostCopy _Copy": _copying,
     "check_same_weights": _comparing,
     "scaled_lr": _scaling,

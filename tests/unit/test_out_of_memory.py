@@ -23,7 +23,6 @@ from rubberband.executor import (
     open_store,
 )
 from rubberband.executor.training.failures import is_out_of_memory
-from rubberband.executor.training.step import Undo
 
 REMEDY = "train on fewer samples at once: batch.max_per_gpu, or the trial's max_batch_size_per_gpu"
 SURE = [
@@ -77,29 +76,6 @@ def test_a_collective_without_memory_is_the_failure_itself_and_is_not_repeated()
     lost = describe(torch.distributed.DistBackendError(nccl + "Cuda failure 'peer is gone'"), in_gang=True)
     assert lost.secondary
     assert "batch.max_per_gpu" not in lost.message
-
-
-def test_a_step_s_buffers_are_saved_in_one_copy_for_each_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = torch.nn.Sequential(*[torch.nn.BatchNorm1d(3) for _ in range(5)])
-    copies: list[list[torch.Tensor]] = []
-    copy = torch._foreach_copy_
-
-    def counted(to: list[torch.Tensor], of: list[torch.Tensor]) -> None:
-        copies.append(of)
-        copy(to, of)
-
-    monkeypatch.setattr(torch, "_foreach_copy_", counted)
-    undo = Undo(model, torch.device("cpu"))
-    undo.begin()
-    undo.save()
-    assert [(len(each), {buffer.dtype for buffer in each}) for each in copies] == [
-        (10, {torch.float32}),
-        (5, {torch.int64}),
-    ]
-    before = {name: each.clone() for name, each in model.state_dict().items()}
-    model(torch.randn(4, 3))
-    undo.restore()
-    assert all(torch.equal(before[name], each) for name, each in model.state_dict().items())
 
 
 def test_the_kernel_s_count_is_read(tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ def _adapt(run: Any, at: int) -> Any:
 
 
 def _fixed_batching(kind: type[FixedBatching]) -> FixedBatching:
-    return kind(GlobalBatchSampler(64, 3), 16, 16, 64, GANG)
+    return kind(GlobalBatchSampler(64, 3), 16, 16, 64)
 
 
 def _restrict(batching: FixedBatching, at: int) -> Any:
@@ -263,7 +263,7 @@ def _balancing() -> tuple[Balancing, FixedBatching]:
         return now[0]
 
     segment = replace(segments.SEGMENT, num_workers=3)
-    batching = FixedBatching(GlobalBatchSampler(1200, 0), 12, 12, 1200, gang)
+    batching = FixedBatching(GlobalBatchSampler(1200, 0), 12, 12, 1200)
     timer: Any = CpuTimer(gang, clock)
     loop: Any = SimpleNamespace(step=Steps(), batching=batching)
     return Balancing(segment, gang, timer, loop, 12, num_samples=1200, is_costly=False, clock=clock), batching

@@ -104,7 +104,7 @@ class AsyncRunner(TorchRunner):
     def _make_batching(self) -> Batching:
         found = super()._make_batching()
         assert isinstance(found, FixedBatching), "the edge refuses adaptive batches"
-        return Updates(found.sampler, found.batch_size, found.per_gpu, found.samples_per_iteration, found.gang)
+        return Updates(found.sampler, found.batch_size, found.per_gpu, found.samples_per_iteration)
 
     def begin(self, payload: bytes | Path | None) -> int:
         """Begin as `Runner` says; rank 0 sends the state to the servers, unless they have it and train already."""

@@ -225,8 +225,6 @@ class AdaptiveBatching(Batching):
         self._progress = 0.0
         self._target = 0.0
         self._scheduled = 0
-        self._memory = math.inf
-        """The most samples that this worker takes at once, since it ran out of memory with more."""
         self._since_decision = 0
         self._step_s = 0.0
         self._uses: list[BatchUse] = []
@@ -262,13 +260,10 @@ class AdaptiveBatching(Batching):
         self._halves += self.segment.num_workers == 1 and len(parts) > self._stretch.batch.accumulation + 1
         self.noise.before_step(batch.shares, parts)
 
-    def ran_out(self, per_gpu: int, parts: Sequence[int]) -> None:
-        self.restrict(per_gpu)
-        self.noise.again(parts)
-
     def restrict(self, per_gpu: int) -> None:
-        self._memory = min(self._memory, per_gpu)
-        self.per_gpu = min(self.per_gpu, per_gpu)
+        self._agent.restrict(per_gpu)
+        self._proven = min(self._proven, per_gpu)
+        self._set(self._agent.split(self._agent.attainable(self.batch_size)))
 
     def held_gradients(self) -> int:
         return 1 + self.noise.held_vectors
@@ -410,7 +405,7 @@ class AdaptiveBatching(Batching):
     def _pass_of(self, batch: BatchChoice) -> int:
         """Return the samples of the largest pass: the largest share, in as few passes as fit the memory."""
         share = max(self.shares(batch.batch_size, self.segment.num_workers))
-        passes = -(-share // round(min(self._agent.limits.max_per_gpu or share, self._memory, share)))
+        passes = -(-share // min(self._agent.limits.max_per_gpu or share, share))
         return -(-share // passes)
 
     def before_shares_change(self) -> None:
@@ -452,13 +447,6 @@ class AdaptiveBatching(Batching):
         timed = max(0, stretch.steps - stretch.untimed) if own_s > 0.0 else 0
         stretch.duration_s += lap_s
         self._looks.trained_s += own_s
-        if self._has_less_memory():
-            # Its time is not that of a layout: steps took more passes, or were begun twice.
-            stretch.batch = self._agent.split(stretch.batch.batch_size)
-            if self._sweep is None:
-                append(self._uses, self._use(stretch, noise_scale))
-            self._set(self._agent.split(self._agent.attainable(stretch.batch.batch_size)))
-            return
         stretch.timed_s, stretch.timed_steps = own_s, timed
         if timed:
             self._agent.observe(stretch.batch, timed, own_s)
@@ -467,15 +455,6 @@ class AdaptiveBatching(Batching):
             self._halves = 0
         append(self._uses, self._use(stretch, noise_scale))
         self._stretch = _SteadySteps(batch=stretch.batch)
-
-    def _has_less_memory(self) -> bool:
-        """Agree with the other workers on the samples that fit the memory of each; return whether they are fewer."""
-        per_gpu = self.gang.least(self._memory)
-        if per_gpu >= (self._agent.limits.max_per_gpu or math.inf):
-            return False
-        self._agent.restrict(round(per_gpu))
-        self._proven = min(self._proven, round(per_gpu))
-        return True
 
     def _use(self, stretch: _SteadySteps, noise_scale: float | None) -> BatchUse:
         initial = self._agent.limits.initial

@@ -148,20 +148,8 @@ class GradientNoise:
         step.num_seen += 1
         if step.kind == "accumulation" and step.num_seen == step.num_first:
             step.vector = _gradient(step.preconditioning)
-        elif step.kind == "workers" and step.num_seen == len(step.parts) - 1 and not self._local.is_lost:
+        elif step.kind == "workers" and step.num_seen == len(step.parts) - 1:
             self._local.begin(step.preconditioning)
-
-    def again(self, parts: Sequence[int]) -> None:
-        """Note that the step's gradients are computed anew, in `parts` of samples, for want of memory.
-
-        A gang learns nothing from this step: DDP may hold gradients of this worker that nothing observed.
-        """
-        step = self._step
-        if step is None:
-            return
-        if step.kind == "workers":
-            self._local.lose(self._device)
-        step.parts, step.num_seen, step.vector = tuple(parts), 0, None
 
     def before_update(self) -> None:
         """Observe the gradient that the optimizer gets, averaged over the workers."""
@@ -314,7 +302,6 @@ class _LocalSquares:
         self._preconditioning: Preconditioning | None = None
         self._handles: list[RemovableHandle] = []
         self._squares: list[Tensor] = []
-        self.is_lost = False
 
     def begin(self, preconditioning: Preconditioning) -> None:
         """Observe the next backward pass."""
@@ -350,11 +337,6 @@ class _LocalSquares:
         if vector is not None:
             self._squares.append(_square(vector))
 
-    def lose(self, device: torch.device) -> None:
-        """Observe no more of this step, whose sum of squares is not a number."""
-        self.close()
-        self._squares, self.is_lost = [torch.full((), math.nan, dtype=torch.float64, device=device)], True
-
     def end(self) -> Tensor | None:
         """Return the sum of the squares; None without any."""
         squares = self._squares
@@ -363,7 +345,7 @@ class _LocalSquares:
 
     def close(self) -> None:
         self._remove_hooks()
-        self._squares, self._preconditioning, self.is_lost = [], None, False
+        self._squares, self._preconditioning = [], None
 
     def _remove_hooks(self) -> None:
         for handle in self._handles:

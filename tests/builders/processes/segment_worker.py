@@ -158,10 +158,14 @@ def resized(
 def run_again(
     workers: Sequence[Worker], entrypoint: Entrypoint, segment: Segment, store: CheckpointStore
 ) -> tuple[list[SegmentReport], list[SegmentFailure]]:
-    """The reports and failures of a gang that begins again where a worker runs out of memory, as attempts let it."""
+    """The reports and failures of a gang that begins again where a worker runs out of memory, as attempts let it.
+
+    Without workers it is one worker, in this process.
+    """
     found: list[SegmentReport] = []
-    for _ in range(6):
-        ends = run_gang(workers, entrypoint, segment, store)
+    for _ in range(9):
+        alone = not workers and [list(run_segment(entrypoint, segment, store))]
+        ends = alone or run_gang(workers, entrypoint, segment, store)
         found += [item for item in ends[0] if isinstance(item, SegmentReport)]
         failures = [end[-1] for end in ends if end and isinstance(end[-1], SegmentFailure)]
         most = next((failure.most_per_gpu for failure in failures if not failure.secondary), None)

@@ -49,18 +49,16 @@ class _Backward(torch.autograd.Function):
 class Model(torch.nn.Module):
     """Three wide layers on the mean of a sequence; out of memory between the last two, if at all."""
 
-    def __init__(self, memory: Memory, config: Mapping[str, Any]) -> None:
+    def __init__(self, memory: Memory) -> None:
         super().__init__()
         self.memory = memory
         self.first = torch.nn.Linear(1, WIDTH)
-        self.norm = torch.nn.BatchNorm1d(WIDTH) if config.get("batch_norm") else torch.nn.Identity()
-        self.drop = torch.nn.Dropout(config.get("dropout", 0.0))
         self.second = torch.nn.Linear(WIDTH, WIDTH)
         self.third = torch.nn.Linear(WIDTH, WIDTH)
         self.last = torch.nn.Linear(WIDTH, 1)
 
     def forward(self, sequences: torch.Tensor) -> torch.Tensor:
-        hidden = self.drop(torch.tanh(self.norm(self.first(sequences.mean(1, keepdim=True)))))
+        hidden = torch.tanh(self.first(sequences.mean(1, keepdim=True)))
         self.memory.take(sequences.numel(), "forward")
         hidden = torch.tanh(self.second(hidden))
         if self.memory.at == "backward":
@@ -92,7 +90,7 @@ class Growing(rubberband.TorchTrial):
 
     def build_model(self, config: Mapping[str, Any]) -> torch.nn.Module:
         self.memory = Memory(config)
-        return Model(self.memory, config).double()
+        return Model(self.memory).double()
 
     def build_optimizer(self, config: Mapping[str, Any], model: torch.nn.Module) -> torch.optim.Optimizer:
         if config.get("optimizer") == "adam":
@@ -120,12 +118,6 @@ class Narrow(Growing):
     """The same in micro-batches of at most four samples."""
 
     max_batch_size_per_gpu = 4
-
-
-class AtMostTwo(Growing):
-    """The same in micro-batches of at most two samples."""
-
-    max_batch_size_per_gpu = 2
 
 
 class Counting(Growing):
