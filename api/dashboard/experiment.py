@@ -33,9 +33,9 @@ from rubberband.values.submission import Submission
 from rubberband.views.charts.allocation import gangs as gangs_chart
 from rubberband.views.charts.allocation import gangs_px
 from rubberband.views.charts.learning import CURVES_PX, learning_curves
+from rubberband.views.charts.parallel_coordinates import Space
 from rubberband.views.charts.parts import Figure
 from rubberband.views.charts.search import (
-    Space,
     contour,
     importance_chart,
     question_of,

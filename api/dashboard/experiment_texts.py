@@ -21,9 +21,8 @@ from rubberband.executor.result.result import (
 from rubberband.states import ACTIVE, ExperimentState
 from rubberband.units import counted, duration, format_instant
 from rubberband.values.submission import Submission, Summary
-from rubberband.views.charts.parallel_coordinates import Range, is_number, parameters, within
+from rubberband.views.charts.parallel_coordinates import Range, Space, is_number, parameters, within
 from rubberband.views.charts.parts import CURVES
-from rubberband.views.charts.search import Space
 from rubberband.views.charts.spending import trial_costs_usd
 from rubberband.views.formatting import (
     Card,

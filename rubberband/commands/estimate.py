@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from rubberband.planning.feasible import PricesAndQuotas
     from rubberband.planning.prices_and_quotas import EstimateAnswer
     from rubberband.spec.experiment import Experiment
-    from rubberband.values.plan import Plan, StagePlan
     from rubberband.values.profile import Profile
     from rubberband.views.formatting import TextTable
 
@@ -87,10 +85,6 @@ SeedOption = Annotated[
 ]
 
 
-MAX_BYTES = 64 << 20
-"""Size limit of the file of a plan."""
-
-
 def estimate(
     file: FileArgument,
     live: LiveOption = False,
@@ -115,7 +109,7 @@ def estimate(
     from rubberband.planning.feasible import PlanningOptions
     from rubberband.planning.prices_and_quotas import answer
     from rubberband.running.sending import with_unsent
-    from rubberband.spec.loading import load_experiment
+    from rubberband.spec.loading import load_experiment, load_plan
 
     changes = overrides or []
     experiment, search_path = load_experiment(file, changes), (file.absolute().parent, Path.cwd())
@@ -124,7 +118,7 @@ def estimate(
     options = PlanningOptions(
         now=time.time(),
         policy=policy.value,
-        given=read_plan(plan) if plan else None,
+        given=load_plan(plan) if plan else None,
         frontier=frontier or output is TableFormat.table or html is not None,
         seed=seed,
         to_size=size,
@@ -250,48 +244,6 @@ def _document(found: EstimateAnswer, simulation: SimulatedPlan | None) -> tuple[
     return lines, [*every, *simulation_tables(found.estimate, simulation)]
 
 
-def plan_from_json(data: object) -> Plan:
-    """Return the plan in `{"stages": [{"instances": …, "gpus_per_trial": …}, …]}`; a stage may name its market.
-
-    Raises InputError if `data` is anything else. `predict` checks whether the plan fits a job.
-    """
-    from rubberband.errors import InputError
-    from rubberband.values.plan import Plan
-
-    stages = _keys(data, "the plan", ("stages",))["stages"]
-    if not isinstance(stages, Sequence) or isinstance(stages, str):
-        raise InputError("stages of the plan is not a list; write stages: [{instances: 4, gpus_per_trial: 1}, …]")
-    return Plan(stages=tuple(_stage_plan(f"stage {index} of the plan", stage) for index, stage in enumerate(stages)))
-
-
-def _stage_plan(where: str, data: object) -> StagePlan:
-    from rubberband.errors import InputError
-    from rubberband.values.plan import Market, StagePlan
-
-    values = _keys(data, where, ("instances", "gpus_per_trial"), ("market",))
-    market = values.setdefault("market", "on_demand")
-    if market not in get_args(Market):
-        raise InputError(f"{where} has market={market!r}; write one of {', '.join(get_args(Market))}")
-    for name in ("instances", "gpus_per_trial"):
-        value = values[name]
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InputError(f"{where} has {name}={value!r}; write a whole number from 1 up")
-    return StagePlan(**values)
-
-
-def _keys(data: object, where: str, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return `data` as a mapping with these keys, and possibly the `optional` ones. Raises InputError otherwise."""
-    from rubberband.errors import InputError
-
-    if not isinstance(data, Mapping):
-        raise InputError(f"{where} is {type(data).__name__}, not an object; it has the keys {', '.join(names)}")
-    missing, unknown = set(names) - set(data), set(data) - set(names) - set(optional)
-    if missing or unknown:
-        what = f"lacks {min(missing)!r}" if missing else f"has the unknown key {min(map(str, unknown))!r}"
-        raise InputError(f"{where} {what}; its keys are {', '.join((*names, *optional))}")
-    return dict(data)
-
-
 def profiles_of(experiment: Experiment, file: Path, overrides: Sequence[str] = ()) -> Profile | dict[str, Profile]:
     """Return the experiment's profile, or instance type -> profile. Raises ProfileMissingError with the remedy."""
     remedy = f"measure one with `rubberband profile {file}`, or write profile: {{seconds_per_iteration: {{1: 60}}}}"
@@ -317,23 +269,3 @@ def profiles_of(experiment: Experiment, file: Path, overrides: Sequence[str] = (
     if found is None:
         raise ProfileMissingError(f"{file} has no profile; {remedy}")
     return found
-
-
-def read_plan(path: Path) -> Plan:
-    """Return the plan in a file of the user's. Raises InputError if it has none."""
-    from rubberband.errors import InputError
-
-    remedy = 'write {"stages": [{"instances": 4, "gpus_per_trial": 1}]}'
-    try:
-        with path.open("rb") as stream:
-            content = stream.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read as a plan ({error.strerror}); give a readable file") from None
-    if len(content) > MAX_BYTES:
-        raise InputError(f"{path} is larger than {MAX_BYTES >> 20} MiB and cannot be a plan; {remedy}")
-    try:
-        return plan_from_json(json.loads(content))
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-    except (ValueError, RecursionError):
-        raise InputError(f"{path} is not a JSON file; {remedy}") from None

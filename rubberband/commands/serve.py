@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -200,7 +201,7 @@ def serve(
     A submission names the code to run, which --allow must list. Each experiment runs in its own process and continues
     when the service stops. Listening beyond this machine needs tokens (rubberband token create).
     """
-    _require_server()
+    require("the service", "fastapi", "jinja2", "prometheus_client", "python_multipart", "uvicorn")
     from rubberband.api.app import serving
     from rubberband.api.settings import Keeping, ServiceLimits, Settings
     from rubberband.installation import default_home, default_store
@@ -234,29 +235,22 @@ def serve(
         ),
         keeping=Keeping(events_s=_kept_s(keep_events)),
     )
-    keyfile = _key(ssl_certfile, ssl_keyfile)
-    _serve(settings, serving.Transport(certfile=ssl_certfile, keyfile=keyfile, proxies=proxy or []))
-
-
-def _require_server() -> None:
-    require("the service", "fastapi", "jinja2", "prometheus_client", "python_multipart", "uvicorn")
+    if ssl_keyfile is not None and ssl_certfile is None:
+        raise InputError("--ssl-keyfile needs --ssl-certfile, the certificate that it is the key of")
+    _serve(settings, serving.Transport(certfile=ssl_certfile, keyfile=ssl_keyfile, proxies=proxy or []))
 
 
 def _serve(settings: Settings, transport: Transport) -> None:
     from rubberband.api.app import serving
 
-    check = EntrypointCheck(settings.entrypoints, settings.code, _say)
-
     def announce(address: str, store: Store) -> None:
         for line in summary(settings, address, store):
             _say(line)
-        check.start()
+        check = partial(check_entrypoints, settings.entrypoints, settings.code, _say)
+        threading.Thread(target=check, name="entrypoint-check", daemon=True).start()
 
     with _logging_to_stderr():
-        try:
-            serving.serve(settings, transport, announce)
-        finally:
-            check.close()
+        serving.serve(settings, transport, announce)
     _say("the service has stopped; running experiments continue, and it finds them again when it starts")
 
 
@@ -275,26 +269,22 @@ def summary(settings: Settings, address: str, store: Store) -> list[str]:
         tokens = f"needed; there {'is 1' if number == 1 else f'are {number}'} (rubberband token list)"
     else:
         tokens = f"not needed: every user who reaches {settings.host} may do everything (--auth)"
-    pool = settings.pool
-    unknown = _unknown_names(pool, store) if settings.auth and pool is not None else ""
-    shared = "" if pool is None else f"{pool.name}: {pool.instances} x {pool.gpus_per_instance} GPU"
-    return [
+    lines = [
         f"serving on   {address}",
         f"experiments  {settings.home / 'experiments'}{kept}; {settings.limits.max_running} at the same time",
         f"may be run   {may_run}",
         f"tokens       {tokens}",
-        *([] if pool is None else [f"pool         {shared}, shared by {pool.policy}{_scaled_words(pool)}"]),
-        *([unknown] if unknown else []),
     ]
-
-
-def _unknown_names(pool: SharedPool, store: Store) -> str:
-    """Return a remark on names of --budget and --weight that no valid token has; empty if there are none."""
+    if (pool := settings.pool) is None:
+        return lines
+    rule, size = pool.autoscaling, f"{pool.instances} x {pool.gpus_per_instance} GPU"
+    scaled = "" if rule is None else f", autoscaled to an efficiency of {rule.lower:g} to {rule.upper:g}"
+    lines.append(f"pool         {pool.name}: {size}, shared by {pool.policy}{scaled}")
     valid = {record.name for record in store.tokens() if record.revoked_at is None}
-    names = sorted((pool.budgets_usd.keys() | pool.weights.keys()) - valid)
-    return (
-        f"note         --budget and --weight name {', '.join(names)}, and no valid token has that name" if names else ""
-    )
+    unknown = sorted((pool.budgets_usd.keys() | pool.weights.keys()) - valid)
+    if settings.auth and unknown:
+        lines.append(f"note         --budget and --weight name {', '.join(unknown)}, and no valid token has that name")
+    return lines
 
 
 def _say(line: str) -> None:
@@ -371,13 +361,6 @@ def _folder(path: Path) -> Path:
     return path.resolve()
 
 
-def _provider(name: str) -> str:
-    try:
-        return known_provider(name)
-    except InputError as error:
-        raise InputError(f"--provider: {error}") from None
-
-
 def _prefix(prefix: str) -> str:
     if re.fullmatch(r"(\w+://|/).*[^/].*", prefix) is None:
         raise InputError(
@@ -391,11 +374,6 @@ def _amount(option: str, value: float, *, zero: bool = True) -> float:
     if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
         raise InputError(f"{option} {value:g} must be {'0 or more' if zero else 'greater than 0'}, and finite")
     return value
-
-
-def _scaled_words(pool: SharedPool) -> str:
-    rule = pool.autoscaling
-    return "" if rule is None else f", autoscaled to an efficiency of {rule.lower:g} to {rule.upper:g}"
 
 
 def _pool(file: Path | None, weights: Sequence[str], budgets: Sequence[str]) -> SharedPool | None:
@@ -444,7 +422,10 @@ def _providers(given: Sequence[str] | None, pool: SharedPool | None) -> Sequence
     own = [] if pool is None else [pool.provider]
     if given is None:
         return tuple(dict.fromkeys(["local", "virtual", *own]))
-    found = _each(_provider, given)
+    try:
+        found = _each(known_provider, given)
+    except InputError as error:
+        raise InputError(f"--provider: {error}") from None
     if not set(own) <= set(found):
         raise InputError(f"--provider {' '.join(found)} leaves out that of the pool; add --provider {own[0]}")
     return found
@@ -467,16 +448,11 @@ def _by_name(option: str, given: Sequence[str], read: Callable[[str], float]) ->
     return found
 
 
-def _key(certfile: Path | None, keyfile: Path | None) -> Path | None:
-    if keyfile is not None and certfile is None:
-        raise InputError("--ssl-keyfile needs --ssl-certfile, the certificate that it is the key of")
-    return keyfile
-
-
-_IMPORT_S = 120.0
+_IMPORT_S = 120
 """Time limit for the import of an entry point."""
-_SCRIPT = """\
-import importlib, sys
+_SCRIPT = f"""\
+import importlib, signal, sys
+signal.alarm({_IMPORT_S})
 from rubberband.errors import RubberbandError
 name, *folders = sys.argv[1:]
 module, _, attribute = name.partition(":")
@@ -490,63 +466,27 @@ try:
 except RubberbandError as error:
     sys.exit(" ".join(str(error).split()))
 except Exception as error:
-    sys.exit(f"entrypoint {name} cannot be imported: {type(error).__name__}: {' '.join(str(error).split())}")
+    sys.exit(f"entrypoint {{name}} cannot be imported: {{type(error).__name__}}: {{' '.join(str(error).split())}}")
 """
 
 
-class EntrypointCheck:
-    """Check, while the service starts, that each entry point can be imported.
+def check_entrypoints(entrypoints: Sequence[str], code: Sequence[Path], say: Callable[[str], None]) -> None:
+    """Import each entry point, and call `say` with a line for each that cannot be imported.
 
     Each import runs in a process of its own, as the service imports no code of submissions.
     """
-
-    def __init__(self, entrypoints: Sequence[str], code: Sequence[Path], say: Callable[[str], None]) -> None:
-        """`say` gets a line for each entry point that cannot be imported, from another thread."""
-        self._entrypoints, self._code, self._say = entrypoints, [str(folder) for folder in code], say
-        self._lock = threading.Lock()
-        self._child: subprocess.Popen[str] | None = None
-        self._closed = False
-        self._thread = threading.Thread(target=self._check, name="entrypoint-check", daemon=True)
-
-    def start(self) -> None:
-        """Start the check."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop the check. Idempotent."""
-        with self._lock:
-            self._closed = True
-            if self._child is not None:
-                self._child.kill()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _check(self) -> None:
-        for name in self._entrypoints:
-            with self._lock:
-                if self._closed:
-                    return
-                self._child = subprocess.Popen(
-                    [sys.executable, "-c", _SCRIPT, name, *self._code],
-                    cwd=self._code[0] if self._code else None,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    errors="replace",
-                )
-            fault = _fault(self._child)
-            if fault and not self._closed:
-                self._say(f"note: --allow {name}: {fault}; submissions of it fail until this is fixed (see --code)")
-
-
-def _fault(child: subprocess.Popen[str]) -> str:
-    """Wait for an import, and return its error; empty without one."""
-    with child:
-        try:
-            _, output = child.communicate(timeout=_IMPORT_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            return f"its import timed out after {_IMPORT_S:g} s"
-    lines = output.strip().splitlines()
-    return (lines or [f"its import exited with status {child.returncode}"])[-1] if child.returncode else ""
+    for name in entrypoints:
+        ran = subprocess.run(
+            [sys.executable, "-c", _SCRIPT, name, *map(str, code)],
+            cwd=code[0] if code else None,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        if ran.returncode:
+            fault = [f"its import exited with status {ran.returncode}", *ran.stderr.strip().splitlines()][-1]
+            fault = f"its import timed out after {_IMPORT_S} s" if ran.returncode == -signal.SIGALRM else fault
+            say(f"note: --allow {name}: {fault}; submissions of it fail until this is fixed (see --code)")

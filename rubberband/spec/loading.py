@@ -14,22 +14,23 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from yaml.events import AliasEvent, NodeEvent
 
 from rubberband.errors import InputError
 from rubberband.installation import default_home
 from rubberband.spec.account import POLICY_FILE, AccountPolicy, fill
 from rubberband.spec.experiment import Experiment
-from rubberband.spec.fields import DocumentError, WordError, Words, dotted, name_like, word_error
+from rubberband.spec.fields import Count, DocumentError, Gpus, WordError, Words, dotted, name_like, word_error
 from rubberband.spec.fields import Path as KeyPath
 from rubberband.spec.key_examples import add_examples
 from rubberband.spec.pool import PoolFile, on_pool
 from rubberband.spec.profile_file import load_profile, save_profile
 from rubberband.units import did_you_mean, shown
+from rubberband.values.plan import Market, Plan, StagePlan
 
 _Model = TypeVar("_Model", bound=Words)
 
@@ -291,6 +292,28 @@ def load_pool(path: str | os.PathLike[str]) -> PoolFile:
     words = {"name": name_like(where.stem) or "pool", **words}
     fill(words, words["name"], default_home())
     return _validated(PoolFile, words, origins, where.name)
+
+
+class PlannedStage(Words):
+    """A stage of a plan."""
+
+    instances: Count
+    gpus_per_trial: Gpus
+    market: Market = "on_demand"
+
+
+class PlanFile(Words):
+    """A plan, as `rubberband estimate --plan` reads it."""
+
+    stages: Annotated[tuple[PlannedStage, ...], Field(min_length=1)]
+
+
+def load_plan(path: Path) -> Plan:
+    """Read the file of a plan. Raises InputError in one line."""
+    keys = '{"stages": [{"instances": 4, "gpus_per_trial": 1}]}'
+    words, origins = _document(_read(path, "plan"), str(path), "plan", keys)
+    stages = _validated(PlanFile, words, origins, str(path)).stages
+    return Plan(stages=tuple(StagePlan(**dict(stage)) for stage in stages))
 
 
 def load_policy(home: Path) -> AccountPolicy | None:

@@ -24,13 +24,12 @@ from rubberband.units import in_unit
 from rubberband.views.charts.allocation import ALLOCATION_NOTE, allocation, allocation_px
 from rubberband.views.charts.batches import BATCHES_NOTE, batches_by_gpus, batches_over_time
 from rubberband.views.charts.learning import CURVES_NOTE, CURVES_PX, PARETO_NOTE, learning_curves, trade_off
-from rubberband.views.charts.parallel_coordinates import PARALLEL_NOTE, parallel_coordinates, parameters
+from rubberband.views.charts.parallel_coordinates import PARALLEL_NOTE, Space, parallel_coordinates, parameters
 from rubberband.views.charts.parts import Figure
 from rubberband.views.charts.search import (
     CONTOUR_NOTE,
     IMPORTANCE_NOTE,
     SLICES_NOTE,
-    Space,
     contour_names,
     contours,
     slices,
