@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from rubberband.planner.exact.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
     from rubberband.planner.exact.model import least_instances, predict, run_s
     from rubberband.planner.exact.solver import Box, Objective
-    from rubberband.planner.hyperband import sample_lanes
     from rubberband.planner.noise.sampling import Draws, varies, without_noise
-    from rubberband.planner.planning import Point, Replanned, plan, replan
+    from rubberband.planner.planning import Point, Replanned, method_of, plan, replan
     from rubberband.planner.problem import Batch, Infeasible, JobPlan, Lane, Problem, up_s, up_usd
     from rubberband.planner.reserve import SHORTEST_REACH_S, Reserve
     from rubberband.planner.search import keeps, meets
@@ -61,11 +60,11 @@ __all__ = [
     "keeps",
     "least_instances",
     "meets",
+    "method_of",
     "plan",
     "predict",
     "replan",
     "run_s",
-    "sample_lanes",
     "simulate_job",
     "up_s",
     "up_usd",
@@ -80,9 +79,8 @@ _MODULES = {
     "exact.labels": "COST_TOLERANCE_USD TIME_TOLERANCE_S",
     "exact.model": "least_instances predict run_s",
     "exact.solver": "Box Objective",
-    "hyperband": "sample_lanes",
     "noise.sampling": "Draws varies without_noise",
-    "planning": "Point Replanned plan replan",
+    "planning": "Point Replanned method_of plan replan",
     "problem": "Batch Infeasible JobPlan Lane Problem up_s up_usd",
     "reserve": "SHORTEST_REACH_S Reserve",
     "search": "keeps meets",

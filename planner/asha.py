@@ -24,8 +24,8 @@ from rubberband.planner.exact.solver import by_objective, unbeaten
 from rubberband.planner.exact.table import Floats, distinct, gangs_of
 from rubberband.planner.noise.asha_runs import Draw, Factors, Launches, simulate
 from rubberband.planner.noise.makespan import Seconds
-from rubberband.planner.noise.sampling import LEVELS, bits_of, factor_levels, spread_levels, varies
-from rubberband.planner.problem import Infeasible, Problem, surely_unreachable
+from rubberband.planner.noise.sampling import LEVELS, Samples, bits_of, factor_levels, spread_levels, varies
+from rubberband.planner.problem import Infeasible, Lane, Problem, surely_unreachable
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, slots
 from rubberband.values.plan import (
     Distribution,
@@ -79,7 +79,6 @@ _TOGETHER = 10
 
 def drawn(stage: Stage, profile: Profile, offer: Offer, samples: int, seed: tuple[int, ...]) -> Draw:
     """Draw samples; what all trials of a run share is spread evenly over its law."""
-    assert stage.ladder is not None, "asha has rungs"
     trials, rng = stage.trials, np.random.default_rng(seed)
     noise = startup = None
     own: npt.NDArray[Any] | None = None
@@ -93,7 +92,7 @@ def drawn(stage: Stage, profile: Profile, offer: Offer, samples: int, seed: tupl
         own = factor_levels(profile.trial_cv, profile.law).take(bits(1)).reshape(samples, trials)
         own = (own * _evenly(factor_levels(profile.mean_cv, "lognormal"), samples, rng)[:, None]).ravel()
     if profile.iteration_cv:
-        cvs = [profile.iteration_cv / math.sqrt(gain) for gain in stage.ladder.gains]
+        cvs = [profile.iteration_cv / math.sqrt(gain) for gain in stage.rungs.gains]
         noise = Factors(bits(2), np.array([factor_levels(cv, profile.law) for cv in cvs]))
     if profile.startup_varies:
         startup = Factors(bits(3), factor_levels(profile.startup_cv, "lognormal")[None])
@@ -179,7 +178,7 @@ class Simulations:
     @property
     def is_certain(self) -> bool:
         """Whether all samples are the same: no rung decides, and no time varies."""
-        return self.stage.scheduler == "none" and not varies(self.profile, self.offer)
+        return not self.stage.rungs.promotes and not varies(self.profile, self.offer)
 
     @property
     def ends(self) -> list[int]:
@@ -287,6 +286,7 @@ _kept = lru_cache(maxsize=4)(Simulations)
 
 def solve(problem: Problem) -> Planned | Infeasible:
     """Return the plan of least mean cost (or mean JCT) that keeps the limits with the confidence."""
+    problem.check()
     search = _AshaCandidates(problem, QUICK if problem.quick else THOROUGH)
     chosen = search.best()
     return Infeasible(search.infeasible) if chosen is None else planned(problem, Plan(stages=(chosen,)), search.runs)
@@ -294,6 +294,7 @@ def solve(problem: Problem) -> Planned | Infeasible:
 
 def frontier(problem: Problem) -> list[tuple[float, float]]:
     """Return (the JCT kept with the confidence, mean cost) of plans that no other beats, fastest first."""
+    problem.check()
     search, confidence = _AshaCandidates(problem, THOROUGH), problem.constraints.confidence
     rough = [found.mean for found in search.runs.figures(search.candidates, search.runs.rough)]
     best = [
@@ -303,6 +304,13 @@ def frontier(problem: Problem) -> list[tuple[float, float]]:
     ]
     few = search.runs.figures(best, search.runs.few)
     return unbeaten([(_quantile(found.jct_s, confidence), found.mean[1]) for found in few], problem.box)
+
+
+def sample_lanes(lanes: Sequence[Lane], profile: Profile, offer: Offer, *, seed: int = 0) -> Samples:
+    """Return samples of the plan of a job, whose only lane is the whole run."""
+    runs = Simulations(lanes[0].stages[0], profile, offer, seed)
+    (found,) = runs.figures(lanes[0].planned.plan.stages, runs.most)
+    return Samples(jct_s=found.jct_s, cost_usd=found.cost_usd, walked=())
 
 
 class _AshaCandidates:

@@ -12,9 +12,9 @@ from operator import itemgetter
 from typing import Any
 
 from rubberband.errors import Remedy
-from rubberband.planner import risk, search
+from rubberband.planner import search
 from rubberband.planner.exact.solver import by_objective, unbeaten
-from rubberband.planner.planning import Point, frontier, plan
+from rubberband.planner.planning import Point, frontier, method_of, plan
 from rubberband.planner.problem import Batch, Infeasible, JobPlan, Lane, Problem
 from rubberband.planner.search import keeps
 from rubberband.values.offer import Offer
@@ -33,8 +33,8 @@ USER_PLAN = "user"
 """The `policy` of an estimate of a plan that the user wrote."""
 BASELINES: tuple[Policy, ...] = ("static", "naive_elastic", "greedy")
 _OTHERS: tuple[Policy, ...] = ("optimal", *BASELINES)
-_MOST_ASHA_TRIALS = 2000
-"""Most trials for which asha is shown beside sha."""
+_MOST_SIMULATED_TRIALS = 2000
+"""Most trials for which a scheduler without a SYNC is shown beside another one."""
 Json = dict[str, Any]
 SCHEMA = "rubberband.estimate/1"
 
@@ -58,7 +58,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherScheduler:
-    """The other scheduler for the same configurations: `asha` beside `sha`, `sha` beside `asha`."""
+    """The other scheduler for the same configurations: without a SYNC beside one with, or the reverse."""
 
     scheduler: str
     stages: tuple[Stage, ...]
@@ -262,14 +262,14 @@ def estimate_plan(
 
     Raises InputError if the plan does not fit the job or the offer (`predict`).
     """
-    planned = risk.planned(problem, chosen)
-    job = JobPlan.of_chain(problem, planned)
+    found = method_of(problem.stages).planned(problem, chosen)
+    job = JobPlan.of_chain(problem, found)
     elastic, static = _frontiers(problem) if with_frontier else (_own_point(job), [])
     return Estimate(
         experiment_name=experiment_name,
         policy=USER_PLAN,
         problem=problem,
-        feasible=keeps(planned, problem.constraints),
+        feasible=keeps(found, problem.constraints),
         job=job,
         nearest=None,
         options=tuple(_compared_plan(problem, chosen) if compare else ()),
@@ -282,7 +282,7 @@ def estimate_plan(
 def _frontiers(problem: Problem) -> tuple[list[Point], list[Point]]:
     """Return the frontier of all plans, and that of clusters of a fixed size (which are plans as well)."""
     elastic = frontier(replace(problem, policy="optimal"))
-    if problem.uses_asha:
+    if not problem.has_sync:
         return elastic, []
     static = frontier(replace(problem, policy="static"))
     return (elastic if len(problem.brackets) == 1 else unbeaten([*elastic, *static])), static
@@ -317,7 +317,7 @@ def _compared(problem: Problem, policy: str) -> list[Option]:
 
     All policies hold the same instances through a job that has no SYNC.
     """
-    others = [replace(problem, policy=other) for other in _OTHERS if other != policy and not problem.uses_asha]
+    others = [replace(problem, policy=other) for other in _OTHERS if other != policy and problem.has_sync]
     if problem.offer.spot is not None:
         others.append(replace(problem, policy="optimal", offer=replace(problem.offer, spot=None)))
     if problem.fixed is not None and policy in _OTHERS:
@@ -327,7 +327,7 @@ def _compared(problem: Problem, policy: str) -> list[Option]:
 
 def _under(other: OtherScheduler | None, problem: Problem) -> list[Option]:
     """Return the best plan under another scheduler; none where simulating that takes long."""
-    if other is None or (other.stages[0].ladder is not None and other.stages[0].trials > _MOST_ASHA_TRIALS):
+    if other is None or (not other.stages[0].has_sync and other.stages[0].trials > _MOST_SIMULATED_TRIALS):
         return []
     found = plan(replace(problem, brackets=(other.stages,), policy="optimal", quick=True))
     return [replace(_option("optimal", problem, found), scheduler=other.scheduler)]
@@ -338,7 +338,8 @@ def _compared_plan(problem: Problem, chosen: Plan) -> list[Option]:
     options = _compared(problem, USER_PLAN)
     if problem.fixed is not None:
         fixed = problem.with_fixed_batch()
-        options.append(_option(USER_PLAN, fixed, JobPlan.of_chain(fixed, risk.planned(fixed, chosen))))
+        planned = method_of(fixed.stages).planned(fixed, chosen)
+        options.append(_option(USER_PLAN, fixed, JobPlan.of_chain(fixed, planned)))
     return options
 
 

@@ -17,7 +17,6 @@ import numpy as np
 
 from rubberband.errors import InfeasibleError
 from rubberband.planner import search
-from rubberband.planner.asha import Simulations
 from rubberband.planner.exact.labels import TIME_TOLERANCE_S
 from rubberband.planner.exact.solver import Objective, Reach
 from rubberband.planner.exact.table import build_table, holding_is_free
@@ -491,10 +490,6 @@ class _Division:
 
 def sample_lanes(lanes: Sequence[Lane], profile: Profile, offer: Offer, *, seed: int = 0) -> Samples:
     """Return samples of a whole job: the latest end of its lanes, and the cost of all lanes and the head node."""
-    if lanes[0].stages[0].ladder is not None:
-        runs = Simulations(lanes[0].stages[0], profile, offer, seed)
-        (found,) = runs.figures(lanes[0].planned.plan.stages, runs.most)
-        return Samples(jct_s=found.jct_s, cost_usd=found.cost_usd, walked=())
     widest = max(stage.trials for lane in lanes for stage in lane.stages)
     return _sampled(lanes, [_draws(lane, widest, profile, offer, seed) for lane in lanes], offer)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from rubberband.planner import risk, search
+from rubberband.planner import asha, hyperband, risk, search
 from rubberband.planner.exact.solver import Objective, unbeaten
 from rubberband.planner.hyperband import divided
-from rubberband.planner.noise.sampling import Draws, without_noise
+from rubberband.planner.noise.sampling import Draws, Samples, without_noise
 from rubberband.planner.problem import Infeasible, JobPlan, Problem
 from rubberband.planner.search import meets
 from rubberband.units import counted, format_duration, format_usd
@@ -19,6 +20,22 @@ _FRONTIER_STEP = 0.75
 """For a job with several brackets: this number of deadlines, each this share of the one before."""
 Point = tuple[float, float]
 """JCT in seconds, and cost in US dollars."""
+
+
+class Method(NamedTuple):
+    """A way to plan stages."""
+
+    solve: Callable[[Problem], Planned | Infeasible]
+    frontier: Callable[[Problem], list[Point]]
+    planned: Callable[[Problem, Plan], Planned]
+    sample_lanes: Callable[..., Samples]
+
+
+def method_of(stages: Sequence[Stage]) -> Method:
+    """Return how stages are planned: one by one up to their SYNCs, or by simulations of a run that has none."""
+    if stages[0].has_sync:
+        return Method(search.solve_chain, search.frontier, risk.planned, hyperband.sample_lanes)
+    return Method(asha.solve, asha.frontier, asha.planned, asha.sample_lanes)
 
 
 def plan(problem: Problem) -> JobPlan | Infeasible:
@@ -42,7 +59,7 @@ def plan(problem: Problem) -> JobPlan | Infeasible:
     """
     if len(problem.brackets) > 1:
         return divided(problem)
-    found = search.solve_chain(problem)
+    found = method_of(problem.stages).solve(problem)
     return found if isinstance(found, Infeasible) else JobPlan.of_chain(problem, found)
 
 
@@ -55,7 +72,7 @@ def frontier(problem: Problem) -> list[Point]:
     limits = replace(problem.constraints, deadline_s=None, max_cost_usd=None)
     free = replace(problem, constraints=limits, reserve=None, objective="min_cost")
     if len(problem.brackets) == 1:
-        return search.frontier(free)
+        return method_of(free.stages).frontier(free)
     if problem.offer.spot is not None:
         return []
     profile, offer = without_noise(problem.profile, problem.offer)

@@ -56,7 +56,7 @@ class Problem:
     reserve: Reserve | None = None
     """Terms of the money that a plan leaves of max_cost beside its cost; None: it leaves none."""
     quick: bool = False
-    """Whether few simulations (asha) do: for a row beside another plan."""
+    """Whether few simulations do, where there is no SYNC: for a row beside another plan."""
     fixed: Profile | None = None
     """Profile with a fixed batch; set where the trials of `profile` adapt theirs."""
 
@@ -90,9 +90,9 @@ class Problem:
         return self.policy == "static"
 
     @property
-    def uses_asha(self) -> bool:
-        """Whether its trials climb rungs without a SYNC in between (asha): then simulations decide."""
-        return self.stages[0].ladder is not None
+    def has_sync(self) -> bool:
+        """Whether its stages end in a SYNC; else its trials climb rungs, and simulations decide."""
+        return self.stages[0].has_sync
 
     @property
     def varies(self) -> bool:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from rubberband.errors import InfeasibleError
-from rubberband.planner import asha
 from rubberband.planner.exact.model import check_plan, interruptions, least_instances, mean_cost_of, predict
 from rubberband.planner.exact.solver import (
     OBJECTIVES,
@@ -278,8 +277,6 @@ class Judge:
 
 def planned(problem: Problem, chosen: Plan, draws: Draws | None = None) -> Planned:
     """Return a plan with its prediction, and its odds where times vary. Raises InputError as `predict` does."""
-    if problem.uses_asha:
-        return asha.planned(problem, chosen)
     stages, profile, offer = problem.stages, problem.profile, problem.offer
     check_plan(stages, chosen, offer)
     if not problem.varies:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from heapq import heapify, heappop, heappush
 
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.planner import asha, risk
+from rubberband.planner import risk
 from rubberband.planner.exact.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
 from rubberband.planner.exact.model import MeanCost, least_instances, predict, run_s
 from rubberband.planner.exact.solver import Box, FoundPlan, Objective, by_objective, lower_bound, pareto, solve
@@ -193,8 +193,6 @@ KEPT_TABLES = 32
 def solve_chain(problem: Problem, draws: Draws | None = None) -> Planned | Infeasible:
     """Return the best plan of one bracket; `draws` are its samples where times vary, if some are drawn already."""
     problem.check()
-    if problem.uses_asha:
-        return asha.solve(problem)
     if problem.policy == "greedy":
         return _greedy(problem)
     if problem.varies:
@@ -362,8 +360,6 @@ def frontier(problem: Problem) -> list[tuple[float, float]]:
     Raises InputError if no plan can exist.
     """
     problem.check()
-    if problem.uses_asha:
-        return asha.frontier(problem)
     if problem.varies:
         return risk.frontier(problem)
     table = build_table(problem.stages, problem.profile, problem.offer, problem.constraints)

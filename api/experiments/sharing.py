@@ -510,7 +510,7 @@ def _left_s(state: State, now: float, instances: int) -> float:
 
 
 def _lane_left_s(lane: LaneState, now: float, instances: int) -> float:
-    if lane.job.ladder is not None and lane.stages:
+    if not lane.job.has_sync and lane.stages:
         return stage_left_s(lane, now, instances)
     return sum(_stage_s(lane.state, stage, instances) for stage in _stages_left(lane))
 

@@ -14,7 +14,7 @@ import math
 import shlex
 from collections.abc import Sequence
 
-from rubberband.executor.core import asha, bill, instances, launching, limits, stragglers
+from rubberband.executor.core import bill, instances, launching, limits, promotion, stragglers
 from rubberband.executor.core import trials as attempts
 from rubberband.executor.core.events import (
     AllotmentChanged,
@@ -395,15 +395,14 @@ class Controller:
 
     def _train(self, lane: LaneState) -> None:
         state = self.state
-        if lane.rungs is not None:
-            asha.promote(lane)
-            state.pending_configs = asha.pending_configs(lane)
+        if not self.job.has_sync:
+            promotion.promote(lane)
+            state.pending_configs = promotion.pending_configs(lane)
         if lane.waiters:
             for trial, gang in starts(lane).items():
                 self._commands.append(attempts.start(lane, state.trials[trial], gang))
         if lane.runners:
-            release_idle = instances.release_unneeded if lane.rungs is None else asha.release_idle
-            self._commands += release_idle(lane)
+            self._commands += promotion.release_idle(lane)
             return
         if state.pending_configs:
             return
@@ -415,15 +414,17 @@ class Controller:
     def _sync(self, lane: LaneState) -> None:
         """Rank the stage's trials; promote the best, stop the rest; go to the lane's next stage or end.
 
-        Those that the user has stopped are not ranked.
+        Those on a rung that promotes none any more are stopped first. Those that the user has stopped are not ranked.
         """
         state, stage = self.state, lane.stage
         stage.ended_at = state.now
         contenders = [state.trials[trial] for trial in stage.trials]
         over = (TrialStatus.FAILED, TrialStatus.STOPPED)
         ranked = [trial for trial in contenders if trial.status not in over]
-        if lane.rungs is not None:
-            ranked = self._stop_asha(ranked)
+        for left in [trial for trial in ranked if not lane.ends_last_rung(trial)]:
+            state.put(left, TrialStatus.STOPPED)
+            self._commands += attempts.let_go(left)
+        ranked = [trial for trial in ranked if trial.status is not TrialStatus.STOPPED]
         stage.ranking = rank(ranked, self.job.metric, self.job.mode)
         if not stage.ranking:
             self._fail_bracket(lane, contenders)
@@ -437,14 +438,6 @@ class Controller:
                 state.put(state.trials[trial], TrialStatus.STOPPED)
                 self._commands += attempts.let_go(state.trials[trial])
         self._go_to(lane, stage.stage + 1)
-
-    def _stop_asha(self, trials: Sequence[TrialState]) -> list[TrialState]:
-        """Stop the trials that no rung promotes any more; return those that ended the last one."""
-        for trial in trials:
-            if trial.status is not TrialStatus.COMPLETED:
-                self.state.put(trial, TrialStatus.STOPPED)
-                self._commands += attempts.let_go(trial)
-        return [trial for trial in trials if trial.status is TrialStatus.COMPLETED]
 
     def _go_to(self, lane: LaneState, stage: int) -> None:
         """The lane goes on with a stage, once its rest is planned, or is over."""

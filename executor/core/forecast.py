@@ -23,7 +23,6 @@ from rubberband.executor.core.own_speeds import OwnSpeed, updated
 from rubberband.executor.core.state import LaneState, Phase, State, TrialState, TrialStatus
 from rubberband.planner.exact.model import least_instances as instances_for
 from rubberband.values.offer import slots
-from rubberband.values.plan import Ladder
 from rubberband.values.profile import Profile, adding_up_words, mixed_factor, mixture_words
 
 # Instances of other types, used instead of the planned one: how fast gangs on them are, by the speeds of the types.
@@ -213,8 +212,8 @@ def _training_left_s(lane: LaneState, now: float, instances: int | None, known_s
     """Seconds until the current stage's last trial is done: list scheduling on the plan's slots."""
     chosen = lane.chosen
     num_slots = max(1, slots(instances or chosen.instances, lane.job.offer.slots, chosen.gpus_per_trial))
-    if lane.job.ladder is not None:
-        return _asha_left_s(lane, now, num_slots, known_s)
+    if not lane.job.has_sync:
+        return _climbing_left_s(lane, now, num_slots, known_s)
     late = lateness(len(lane.runners) + len(lane.waiters), num_slots)
     free_in, waiting = _running_left_s(lane, now, late, known_s), [*lane.queued()]
     if lane.state.instance_cap is not None:  # trials beyond the slots stop at their next checkpoint, and wait
@@ -237,18 +236,17 @@ class _RungLeft(NamedTuple):
 def _rungs_left(lane: LaneState) -> list[_RungLeft]:
     """Return the rungs that trials are still to enter."""
     state = lane.state
-    if lane.job.ladder is None:
-        return []
     iteration_s = state.profile.iteration_s(lane.chosen.gpus_per_trial)
     startup_s = state.profile.trial_startup_s
-    return [_RungLeft(trials, startup_s + gain * iteration_s) for trials, gain in _to_come(state, lane.job.ladder)]
+    return [_RungLeft(trials, startup_s + gain * iteration_s) for trials, gain in _to_come(state)]
 
 
-def _to_come(state: State, ladder: Ladder) -> list[tuple[int, int]]:
-    """Return how many trials are still to enter each rung, and its iterations.
+def _to_come(state: State) -> list[tuple[int, int]]:
+    """Return how many trials are still to enter each rung, and its iterations; none where a stage is one rung.
 
     Those are the fewest: more do only where a result is among the best for a while.
     """
+    ladder = state.job.stages[0].rungs
     left = sum(t.stopped_at is None or t.rung > 0 for t in state.trials)
     wanted = zip(ladder.fewest(left), ladder.gains, strict=True)
     found = [(fewest - sum(t.rung >= rung for t in state.trials), gain) for rung, (fewest, gain) in enumerate(wanted)]
@@ -262,16 +260,16 @@ def expected_iterations(state: State) -> int:
     for it, and later stages train no more trials than are left.
     """
     job = state.job
-    ladder = job.ladder
-    if ladder is None:
+    if job.has_sync:
         over = (t for t in state.trials if t.ended or t.stopped_at is not None or t.status is TrialStatus.FAILED)
         whole = sum(_expected_trials(state, index) * stage.iterations for index, stage in enumerate(job.stages))
         return whole - sum(_left_out(state, trial) for trial in over)
     active = (TrialStatus.QUEUED, TrialStatus.RUNNING)
-    begun = sum(ladder.totals[t.rung] if t.status in active else t.iterations for t in state.trials)
+    ends = job.rung_ends(0)
+    begun = sum(ends[t.rung] if t.status in active else t.iterations for t in state.trials)
     if state.course in ("ending", "finished"):
         return begun
-    return begun + sum(trials * gain for trials, gain in _to_come(state, ladder))
+    return begun + sum(trials * gain for trials, gain in _to_come(state))
 
 
 def _expected_trials(state: State, stage: int) -> int:
@@ -290,7 +288,7 @@ def _left_out(state: State, trial: TrialState) -> int:
     return state.job.iterations_by(max(begins, trial.last_stage)) - trial.iterations
 
 
-def _asha_left_s(lane: LaneState, now: float, num_slots: int, known_s: Mapping[int, float]) -> float:
+def _climbing_left_s(lane: LaneState, now: float, num_slots: int, known_s: Mapping[int, float]) -> float:
     """Seconds until no trial climbs any more: all slots share the work, and one trial has all rungs ahead of it."""
     running, later = _running_left_s(lane, now, known_s=known_s), _rungs_left(lane)
     work_s = sum(running) + sum(_trial_left_s(lane, trial) for trial in lane.queued())
@@ -355,7 +353,7 @@ def _own_speed(lane: LaneState, trial: TrialState) -> OwnSpeed:
     state = lane.state
     known = lane.own.get(trial.trial)
     if known is None:
-        if state.profile.trial_cv == 0.0 or lane.job.ladder is not None:
+        if state.profile.trial_cv == 0.0 or not lane.job.has_sync:
             return _AVERAGE
         known = OwnSpeed(factor=1.0, error=state.profile.trial_cv)
     done = trial.iterations - (lane.target_iterations(trial) - lane.job.stages[lane.stage.stage].iterations)

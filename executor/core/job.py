@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from rubberband.executor.core.events import LimitsChanged
 from rubberband.planner import Reserve
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Ladder, Plan, Prediction, Stage, gang_sizes, total_iterations
+from rubberband.values.plan import Plan, Prediction, Stage, gang_sizes, total_iterations
 from rubberband.values.profile import Profile
 
 if TYPE_CHECKING:
@@ -102,9 +102,9 @@ class Job:
         return len(self.brackets) > 1
 
     @property
-    def ladder(self) -> Ladder | None:
-        """The rungs of a job whose trials climb them without a SYNC (asha): its only stage is the whole run."""
-        return self.stages[0].ladder
+    def has_sync(self) -> bool:
+        """Whether its stages end in a SYNC; else trials climb rungs, and its only stage is the whole run."""
+        return self.stages[0].has_sync
 
     def all_brackets(self) -> tuple[Bracket, ...]:
         """Its brackets: one, unless it is divided."""
@@ -122,6 +122,11 @@ class Job:
     def iterations_by(self, stage: int) -> int:
         """Iterations that a trial of the stage's bracket has done in all at the stage's end."""
         return total_iterations(self.stages[self.bracket_of(stage).first_stage : stage + 1])
+
+    def rung_ends(self, stage: int) -> tuple[int, ...]:
+        """Iterations that a trial of the stage's bracket has done in all at the end of each of the stage's rungs."""
+        before = self.iterations_by(stage) - self.stages[stage].iterations
+        return tuple(before + total for total in self.stages[stage].rungs.totals)
 
     def stage_name(self, stage: int) -> str:
         """Return the name of a stage; if there are several brackets, stages are numbered within each."""

@@ -25,8 +25,9 @@ from rubberband.values.adaptive import BatchUse
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.balance import BalanceUse
 from rubberband.values.offer import slots
-from rubberband.values.plan import Plan, Rungs, StagePlan, StagePrediction
+from rubberband.values.plan import Plan, StagePlan, StagePrediction
 from rubberband.values.profile import Profile
+from rubberband.values.schedulers import Rungs
 
 
 class TrialStatus(StrEnum):
@@ -98,7 +99,7 @@ class TrialState:
     """Instant at which it is taken to hang, unless it makes progress before."""
     last_stage: int = 0
     rung: int = 0
-    """How often it was promoted, where trials climb rungs (asha)."""
+    """How often it was promoted within its stage."""
     ended: bool = False
     """Whether it has ended by itself: it trains no more, and its latest report counts at every SYNC or rung."""
     stopped_at: float | None = None
@@ -197,10 +198,10 @@ class LaneState:
     the user. None: as many as are planned."""
     has_ended: bool = False
     """Whether any of its trials has ended by itself, or was stopped by the user."""
-    rungs: Rungs | None = field(default=None, init=False, repr=False, compare=False)
-    """Results in every rung, if trials climb rungs (asha)."""
-    target: tuple[int, int] | None = field(default=None, init=False, repr=False, compare=False)
-    """A stage, and how many iterations a trial has done in all at its end."""
+    rungs: Rungs = field(init=False, repr=False, compare=False)
+    """Results in every rung but the last: none where the stage is one rung, up to its SYNC."""
+    ends: tuple[int, tuple[int, ...]] | None = field(default=None, init=False, repr=False, compare=False)
+    """A stage, and how many iterations a trial has done in all at the end of each of its rungs."""
     runners: RunningTrials = field(default_factory=lambda: RunningTrials(()), init=False, repr=False, compare=False)
     """Its trials that train now."""
     waiters: WaitingTrials = field(default_factory=lambda: WaitingTrials(()), init=False, repr=False, compare=False)
@@ -343,14 +344,18 @@ class LaneState:
         return self.free_slots.room(size)
 
     def target_iterations(self, trial: TrialState) -> int:
-        """Iterations in all that a trial has done at the end of its current stage, or of the trial's rung (asha)."""
-        job = self.job
-        if job.ladder is not None:
-            return job.ladder.totals[trial.rung]
+        """Iterations in all that a trial has done at the end of its rung of the current stage."""
+        return self._rung_ends()[trial.rung]
+
+    def ends_last_rung(self, trial: TrialState) -> bool:
+        """Whether a trial of the current stage is on its last rung, from which none is promoted before its end."""
+        return trial.rung + 1 == len(self._rung_ends())
+
+    def _rung_ends(self) -> tuple[int, ...]:
         stage = self.stages[-1].stage
-        if self.target is None or self.target[0] != stage:
-            self.target = stage, job.iterations_by(stage)
-        return self.target[1]
+        if self.ends is None or self.ends[0] != stage:
+            self.ends = stage, self.job.rung_ends(stage)
+        return self.ends[1]
 
     def begins_with(self, stage: int) -> tuple[int, ...]:
         """The trials that train in its next stage, by number: the promoted ones, or those of another bracket.
@@ -365,7 +370,7 @@ class LaneState:
     @property
     def is_idle(self) -> bool:
         """Whether the user's stops have left no trial of its current stage to train."""
-        if self.runners or self.waiters or (self.rungs is not None and self.rungs.highest() is not None):
+        if self.runners or self.waiters or self.rungs.highest() is not None:
             return False
         return any(self.state.trials[trial].stopped_at is not None for trial in self.stage.trials)
 
@@ -404,7 +409,7 @@ class State:
     sampled_configs: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     """Trial -> its configuration, where a sampler that learns draws them."""
     pending_configs: tuple[int, ...] = ()
-    """Trials that have a slot now and wait for their configurations, if trials climb rungs (asha)."""
+    """Trials that have a slot now and wait for their configurations, where each is drawn when it starts."""
     failed: list[int] = field(default_factory=list)
     """The trial of each failed attempt, in order."""
     instance_cap: int | None = None
@@ -510,7 +515,7 @@ class State:
 
     def has_config(self, trial: TrialState) -> bool:
         """Whether a trial has its configuration: without a SYNC a sampler that learns draws it only when it starts."""
-        return not self.job.draws or self.job.ladder is None or trial.trial in self.sampled_configs
+        return not self.job.draws or self.job.has_sync or trial.trial in self.sampled_configs
 
     def configs_due_before(self, stage: int) -> tuple[int, ...]:
         """The trials that a sampler has to draw before a stage begins: those of a new bracket, or none."""
@@ -518,7 +523,7 @@ class State:
         bracket = job.bracket_of(stage)
         if (
             not job.draws
-            or job.ladder is not None
+            or not job.has_sync
             or stage != bracket.first_stage
             or bracket.first_trial in self.sampled_configs
         ):
@@ -526,7 +531,7 @@ class State:
         return job.trials_of(bracket)
 
     def configs_due(self) -> tuple[int, ...]:
-        """The trials that start as soon as a sampler has drawn them, where trials climb rungs."""
+        """The trials that start as soon as a sampler has drawn them, where each is drawn then."""
         return self.pending_configs if self.course == "running" else ()
 
     def planning(self) -> LaneState | None:
@@ -595,8 +600,8 @@ def lanes_of(job: Job) -> list[LaneState]:
     brackets, most = job.all_brackets(), job.lane_instances or (job.offer.max_instances,)
     of = {number: tuple(bracket for bracket in brackets if bracket.lane == number) for number in range(len(most))}
     lanes = [LaneState(lane=number, brackets=of[number], max_instances=most[number]) for number in of]
-    if job.ladder is not None:
-        lanes[0].rungs = Rungs(job.ladder)
+    for lane in lanes:
+        lane.rungs = Rungs(job.stages[lane.first_left].rungs)
     return lanes
 
 

@@ -130,15 +130,12 @@ def note_end(lane: LaneState, trial: TrialState) -> None:
 
 
 def pause(lane: LaneState, trial: TrialState) -> None:
-    """The trial waits for SYNC; where it climbs rungs (asha), its result counts at once."""
+    """The trial has ended its rung, where its result counts at once; at the last one it is done, or waits for SYNC."""
     job = lane.job
-    if lane.rungs is None or job.ladder is None:
-        lane.state.put(trial, TrialStatus.PAUSED)
-        return
     *merit, number = _key(job.metric, job.mode)(trial)
     lane.rungs.record(trial.rung, tuple(merit), number)
-    is_last = trial.rung + 1 == len(job.ladder.totals)
-    lane.state.put(trial, TrialStatus.COMPLETED if is_last else TrialStatus.PAUSED)
+    is_done = not job.has_sync and lane.ends_last_rung(trial)
+    lane.state.put(trial, TrialStatus.COMPLETED if is_done else TrialStatus.PAUSED)
 
 
 def free(state: State, trial: TrialState, *, at: float | None = None, preempted: bool = False) -> None:
@@ -159,7 +156,7 @@ def stop(state: State, trial: TrialState, *, at: float | None = None, preempted:
 def withdraw(lane: LaneState, trial: TrialState) -> list[Command]:
     """The user stops a trial: it gives its gang back, and is neither started nor promoted again."""
     orders: list[Command] = [stop(lane.state, trial)] if trial.status is TrialStatus.RUNNING else []
-    if lane.rungs is not None and trial.status is TrialStatus.PAUSED:
+    if trial.status is TrialStatus.PAUSED:
         lane.rungs.withdraw(trial.rung, trial.trial)
     lane.state.put(trial, TrialStatus.STOPPED)
     trial.stopped_at, lane.has_ended = lane.state.now, True

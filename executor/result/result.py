@@ -644,7 +644,7 @@ def _stage(state: State, index: int, at: float) -> StageResult:
 
 
 def _rungs(state: State) -> list[RungResult]:
-    if state.job.ladder is None:
+    if state.job.has_sync:
         return []
     begun = [trial for trial in state.trials if trial.attempt > 0]
     return [
@@ -655,7 +655,7 @@ def _rungs(state: State) -> list[RungResult]:
             ended=sum(t.rung > rung or t.iterations >= total or (t.ended and t.rung == rung) for t in begun),
             promoted=sum(trial.rung > rung for trial in begun),
         )
-        for rung, total in enumerate(state.job.ladder.totals)
+        for rung, total in enumerate(state.job.rung_ends(0))
     ]
 
 

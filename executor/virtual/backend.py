@@ -56,7 +56,7 @@ def shuffled(num_trials: int, seed: object) -> Callable[[int, int], float]:
 
 def curves(job: Job, seed: object) -> Callable[[int, int], float]:
     """Return the metric of the trials of a job, which improves with each iteration, in the direction of its mode."""
-    by = by_trial if job.ladder is None else shuffled(job.num_trials, seed)
+    by = by_trial if job.has_sync else shuffled(job.num_trials, seed)
     return by if job.mode == "max" else lambda trial, iterations: 1.0 - by(trial, iterations)
 
 

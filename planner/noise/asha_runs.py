@@ -1,6 +1,6 @@
 """Simulated runs of asynchronous successive halving (asha), many side by side: a row for each plan and sample.
 
-A run is one number of instances and one gang. Slots take trials as `rubberband.values.plan` says, on the instances
+A run is one number of instances and one gang. Slots take trials as `rubberband.values.schedulers` says, on instances
 that `rubberband.executor.core.placement` chooses; at the end an instance without a trial is released, since no more
 slots are ever needed than trials run then. A step takes every run to its next instant: a trial ends its rung, or a spot
 instance is lost or ready. Trials of a lost instance go on from their last checkpoints, on a free slot or on the
@@ -149,10 +149,9 @@ class _Runs:
         columns: Ints,
     ) -> None:
         """`columns` has the samples."""
-        assert stage.ladder is not None, "asha has rungs"
         self.draw, self.profile, self.offer, self.market = draw, profile, offer, choices[0].market
         self.trials = stage.trials
-        self.samples, self.ladder = draw.ranks.shape[1], stage.ladder
+        self.samples, self.rungs = draw.ranks.shape[1], stage.rungs
         self.rows, self.columns = len(choices) * len(columns), np.tile(columns, len(choices))
 
         def each(values: list[int] | list[float]) -> Any:
@@ -166,9 +165,9 @@ class _Runs:
         """A host is an instance, or the instances of a wide gang."""
         self.is_wasteful = bool((self.instances % self.wide).any())
         """Whether instances are too few for another gang."""
-        self.gains = np.array(stage.ladder.gains)
+        self.gains = np.array(self.rungs.gains)
         self.first, self.cell = np.arange(self.rows) * stage.trials, self.columns * stage.trials
-        self.ladders = Ladders(stage.ladder, draw.ranks, self.columns, defers=bool(self.extra_keys))
+        self.ladders = Ladders(self.rungs, draw.ranks, self.columns, defers=bool(self.extra_keys))
         size = self.rows * stage.trials
         self.rung, self.slot = np.zeros(size, np.int64), np.full(size, -1)
         self.most_instances = int(self.instances.max())
@@ -363,7 +362,7 @@ class _SpotRuns(_Runs):
         self.waits = np.zeros((self.rows, self.trials), bool)
         self.saved = np.zeros(self.rows * self.trials, np.int64)
         """Iterations of its rung that a trial's checkpoint holds."""
-        self.totals = np.array(self.ladder.totals)
+        self.totals = np.array(self.rungs.totals)
         self.trains_at, self.pace = np.zeros(self.num_slots * self.rows), np.ones(self.num_slots * self.rows)
         """Begin of the training on each slot, and the seconds of an iteration there."""
         self.running[:] = self.fresh

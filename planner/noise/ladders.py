@@ -1,11 +1,11 @@
-"""`rubberband.values.plan.Rungs` of many simulated runs at once."""
+"""`rubberband.values.schedulers.Rungs` of many simulated runs at once."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from rubberband.planner.exact.table import Bools, Ints
-from rubberband.values.plan import Ladder
+from rubberband.values.schedulers import Ladder
 
 
 class BitSets:
@@ -72,10 +72,10 @@ def _exponent(words: Ints) -> Ints:
 
 
 class Ladders:
-    """`rubberband.values.plan.Rungs` of many runs: a set of ranks for each rung and run.
+    """`rubberband.values.schedulers.Rungs` of many runs: a set of ranks for each rung and run.
 
-    The threshold is the last of the best 1/eta. With a new result it stays, or moves to a neighbour. The result may go
-    on or, where the best 1/eta are one more, the new threshold.
+    The threshold is the last of the best that may go on. With a new result it stays, or moves to a neighbour. The
+    result may go on or, where those are one more, the new threshold.
     """
 
     def __init__(self, ladder: Ladder, ranks: Ints, columns: Ints, *, defers: bool) -> None:
@@ -88,15 +88,17 @@ class Ladders:
         rungs, (levels, samples, trials) = len(ladder.totals), ranks.shape
         order = np.empty_like(ranks)
         np.put_along_axis(order, ranks, np.arange(trials)[None, None], axis=2)
-        self._rows, self._eta, self._defers = len(columns), ladder.reduction_factor, defers
+        self._rows, self._defers = len(columns), defers
         self._ranks, self._order = ranks.ravel(), order.ravel()
         self._cell, self._per_rung = (columns - first) * trials, 0 if levels == 1 else samples * trials
         size = rungs * self._rows
         self._recorded, self._promoted = BitSets(size, trials + 1), BitSets(size, trials + 1)
         self._recorded.add(np.arange(size), np.full(size, trials))  # every rank has one behind it
-        self._until = np.full(size, self._eta)
-        """Results until the best 1/eta are one more."""
-        self._until[-self._rows :] = trials + 1  # the last rung promotes none
+        quotas = [ladder.quota(results) for results in range(trials + 1)]
+        self._grows = np.diff([*quotas, *[quotas[-1]] * (trials + 1)]) > 0
+        """Results in a rung before a new one -> whether one more may go on with it."""
+        self._results = np.zeros(size, np.int64)
+        self._results[-self._rows :] = trials  # the last rung promotes none
         self._threshold, self._best = np.full(size, -1), np.full(size, trials)
         self.due = np.zeros(self._rows, np.int64)
         """(runs,) Bit set of the rungs that may promote a trial."""
@@ -105,9 +107,9 @@ class Ladders:
         """A trial of each of the runs has ended its rung."""
         ranks, sets = self._ranks.take(self._cells(at, rungs) + trials), rungs * self._rows + at
         self._recorded.add(sets, ranks)
-        until = self._until.take(sets) - 1
-        grows = until == 0
-        self._until[sets] = np.where(grows, self._eta, until)
+        results = self._results.take(sets)
+        grows = self._grows.take(results)
+        self._results[sets] = results + 1
         threshold = self._threshold.take(sets)
         due = ranks < threshold
         down, up = (due > grows).nonzero()[0], (grows > due).nonzero()[0]

@@ -283,7 +283,7 @@ def predicted_usd(estimate: Estimate, offer: Offer) -> float:
 
 def _figures(lane: Lane, profile: Profile, offer: Offer, seed: int) -> tuple[Floats, Floats]:
     """Return time and cost of a lane in each sample; one value each if nothing varies."""
-    if lane.stages[0].ladder is not None:
+    if not lane.stages[0].has_sync:
         runs = Simulations(lane.stages[0], profile, offer, seed)
         (found,) = runs.figures(lane.planned.plan.stages, runs.few)
         return found.jct_s, found.cost_usd

@@ -296,7 +296,7 @@ def sampler_notes(experiment: Experiment, at_once: int) -> list[str]:
     if not search.sampler.learns or known >= needed:
         return []
     name, num_brackets = search.sampler.algorithm, len(sizes)
-    if experiment.brackets()[0][0].ladder is not None:  # a trial is drawn when it starts
+    if not experiment.brackets()[0][0].has_sync:  # a trial is drawn when it starts
         drawn = max(0, trials - (needed - known))
     else:
         drawn = sum(sizes[at] for at in range(at_once, num_brackets) if known + sum(sizes[:at]) >= needed)

@@ -32,7 +32,7 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFile, PoolFolder
 from rubberband.units import format_duration, format_usd
 from rubberband.values.offer import slots
-from rubberband.values.plan import Ladder, Stage, gang_sizes
+from rubberband.values.plan import Stage, gang_sizes
 
 MOST_S = 4.0
 """Limit of the search: no attempt begins that would likely end later."""
@@ -316,27 +316,19 @@ def _bounds(problem: Problem, stages: Sequence[Stage]) -> tuple[float, float]:
     price = offer.least_price_usd_per_s
     time_s, gpu_s = offer.provision_delay_s + offer.init_delay_s, 0.0
     for stage in stages:
-        if stage.ladder is not None:
-            least_s, least_gpu_s = _asha_bounds(problem, stage, stage.ladder, sizes)
-            time_s, gpu_s = time_s + least_s, gpu_s + least_gpu_s
-            continue
-        runs = [(gpus, run_s(stage, gpus, profile)) for gpus in sizes]
-        time_s += min(-(-stage.trials // slots(offer.max_instances, offer.slots, gpus)) * each for gpus, each in runs)
-        gpu_s += stage.trials * min(gpus * each for gpus, each in runs)
+        fewest, gains = stage.rungs.fewest(stage.trials), stage.rungs.gains
+        rungs = [Stage(trials=max(1, trials), iterations=gain) for trials, gain in zip(fewest, gains, strict=True)]
+        times_s, gpus_s = [], []
+        for gpus in sizes:
+            num_slots = slots(offer.max_instances, offer.slots, gpus)
+            runs_s = [run_s(rung, gpus, profile) for rung in rungs]
+            work_s = sum(rung.trials * each_s for rung, each_s in zip(rungs, runs_s, strict=True))
+            waves = -(-stage.trials // num_slots) if stage.has_sync else 1
+            # One trial climbs all rungs, and all slots train the fewest trials of each; to a SYNC in whole waves.
+            times_s.append(max(waves * sum(runs_s), work_s / num_slots))
+            gpus_s.append(gpus * work_s)
+        time_s, gpu_s = time_s + min(times_s), gpu_s + min(gpus_s)
     return time_s, price * gpu_s / offer.slots
-
-
-def _asha_bounds(problem: Problem, stage: Stage, ladder: Ladder, sizes: Sequence[int]) -> tuple[float, float]:
-    """Return lower bounds without a SYNC: one trial climbs all rungs, and all slots train the fewest trials of each."""
-    offer, profile, fewest = problem.offer, problem.profile, ladder.fewest(stage.trials)
-    rungs = [Stage(trials=max(1, trials), iterations=gain) for trials, gain in zip(fewest, ladder.gains, strict=True)]
-    times_s, gpus_s = [], []
-    for gpus in sizes:
-        runs_s = [run_s(rung, gpus, profile) for rung in rungs]
-        work_s = sum(rung.trials * each_s for rung, each_s in zip(rungs, runs_s, strict=True))
-        times_s.append(max(sum(runs_s), work_s / slots(offer.max_instances, offer.slots, gpus)))
-        gpus_s.append(gpus * work_s)
-    return min(times_s), min(gpus_s)
 
 
 def _attributes(key: str) -> list[str]:

@@ -310,10 +310,8 @@ def _job_iterations(experiment: Experiment, rented: Offer, limits: PlanningConst
 
 def _iterations(stage: Stage) -> int:
     """Return the iterations of all trials of a stage; of those that climb rungs, as if they waited at each."""
-    if stage.ladder is None:
-        return stage.trials * stage.iterations
-    reaching = stage.ladder.fewest(stage.trials)
-    return sum(trials * gain for trials, gain in zip(reaching, stage.ladder.gains, strict=True))
+    rungs = stage.rungs
+    return sum(trials * gain for trials, gain in zip(rungs.fewest(stage.trials), rungs.gains, strict=True))
 
 
 def _measured(

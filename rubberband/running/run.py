@@ -86,7 +86,7 @@ def job_of(found: PlannedExperiment, spent: Spent) -> Job:
         max_failures=experiment.constraints.max_failures,
         iteration_timeout_s=experiment.constraints.iteration_timeout_s,
         release_margin_s=problem.reserve.margin_s,
-        replan=found.estimate.policy == "optimal" and chosen.lanes[0].stages[0].ladder is None,
+        replan=found.estimate.policy == "optimal" and problem.has_sync,
         objective=experiment.constraints.objective,
         min_gpus_per_trial=constraints.min_gpus_per_trial,
         max_gpus_per_trial=constraints.max_gpus_per_trial,

@@ -33,7 +33,8 @@ from rubberband.spec.fields import WHOLE, Count, Words, fault, input_checked
 from rubberband.spec.samplers import SamplerType, check, check_point, grid_size, is_grid, leaves, sample
 from rubberband.spec.space import DOMAINS, DomainType, check_names, parse, plain, to_words
 from rubberband.units import counted, shown
-from rubberband.values.plan import Ladder, SizeKey, Stage
+from rubberband.values.plan import SizeKey, Stage
+from rubberband.values.schedulers import Ladder
 
 Constant = None | bool | int | float | str | list[Any]
 

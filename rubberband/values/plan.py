@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
-from bisect import bisect_left, insort
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import Any, Literal
 
 from rubberband import markup
+from rubberband.values.schedulers import Ladder
 
 Market = Literal["on_demand", "spot"]
 MARKETS: tuple[Market, Market] = ("on_demand", "spot")
@@ -26,13 +24,23 @@ class Stage:
     trials: int
     iterations: int
     ladder: Ladder | None = None
-    """Its rungs, where the trials climb them without a SYNC in between (asha): `iterations` are those of the last. One
-    rung where no trial is stopped for another (none)."""
+    """Set where no trial waits for others at a SYNC: it is the only stage, and `iterations` are those of the last
+    rung. Ask `has_sync` and `rungs`."""
+
+    @property
+    def has_sync(self) -> bool:
+        """Whether its trials wait for each other at its end, and the best are promoted then."""
+        return self.ladder is None
+
+    @property
+    def rungs(self) -> Ladder:
+        """The rungs that its trials climb: one, to the SYNC, where it has one."""
+        return self.ladder or Ladder(totals=(self.iterations,), reduction_factor=1)
 
     @property
     def scheduler(self) -> str:
-        """The scheduler of a stage without a SYNC: asha or none; empty for others."""
-        return "" if self.ladder is None else "none" if len(self.ladder.totals) == 1 else "asha"
+        """The scheduler of a stage without a SYNC; empty for others."""
+        return "" if self.ladder is None else self.ladder.scheduler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,79 +240,3 @@ class Spent:
 
     seconds: float = 0.0
     cost_usd: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ladder:
-    """The rungs of a search."""
-
-    totals: tuple[int, ...]
-    """Iterations in all that a trial has done at the end of each rung; the last one is max_t."""
-    reduction_factor: int
-    """Eta: the best 1/eta of a rung are promoted."""
-
-    @property
-    def gains(self) -> tuple[int, ...]:
-        """Iterations that each rung adds."""
-        return tuple(after - before for before, after in pairwise((0, *self.totals)))
-
-    def fewest(self, trials: int) -> tuple[int, ...]:
-        """Return the fewest of `trials` that reach each rung: what waiting for all of a rung would promote.
-
-        Without waiting more are promoted, since a trial may be among the best of its rung only for a while.
-        """
-        return tuple(trials // self.reduction_factor**rung for rung in range(len(self.totals)))
-
-
-Result = tuple[Any, int]
-"""Merit of a trial in its rung (the lowest is the best), and the trial."""
-
-
-class Rungs:
-    """The results of every rung but the last, best first, and who was promoted."""
-
-    def __init__(self, ladder: Ladder) -> None:
-        self._eta = ladder.reduction_factor
-        self._results: list[list[Result]] = [[] for _ in ladder.totals[:-1]]
-        self._left: list[list[Result]] = [[] for _ in ladder.totals[:-1]]
-        """Heaps of those that were not promoted."""
-
-    def record(self, rung: int, merit: Any, trial: int) -> None:
-        """A trial has ended a rung; those of the last one have no further to go."""
-        if rung < len(self._results):
-            insort(self._results[rung], (merit, trial))
-            heapq.heappush(self._left[rung], (merit, trial))
-
-    def promotable(self) -> tuple[int, int] | None:
-        """Return the rung and the number of the trial that goes on next; None if no trial may."""
-        for rung in range(len(self._results) - 1, -1, -1):
-            if self.may_promote(rung):
-                return rung, self._left[rung][0][1]
-        return None
-
-    def may_promote(self, rung: int) -> bool:
-        """Whether the best result of a rung that was not promoted is among its best 1/eta."""
-        if rung >= len(self._results) or not self._left[rung]:
-            return False
-        results = self._results[rung]
-        most = len(results) // self._eta
-        return most > 0 and bisect_left(results, self._left[rung][0]) < most
-
-    def promote(self, rung: int) -> int:
-        """Take the best trial of a rung that was not promoted off it; return its number."""
-        trial: int = heapq.heappop(self._left[rung])[1]
-        return trial
-
-    def withdraw(self, rung: int, trial: int) -> None:
-        """Take a trial off its rung without a promotion; its result stays among those of the rung."""
-        if rung < len(self._left):
-            self._left[rung] = [one for one in self._left[rung] if one[1] != trial]
-            heapq.heapify(self._left[rung])
-
-    def highest(self) -> int | None:
-        """Return the highest rung with a trial that was not promoted; None without any."""
-        return next((rung for rung in range(len(self._left) - 1, -1, -1) if self._left[rung]), None)
-
-    def counts(self) -> Sequence[int]:
-        """Return the results of each rung but the last."""
-        return [len(results) for results in self._results]

@@ -97,10 +97,10 @@ def _validate_indices(job: Job, state: State) -> None:
 
 
 def _validate_rungs(job: Job, state: State, lane: LaneState) -> None:
-    """Check the trials and the results of every rung, of a job whose trials climb rungs (asha)."""
-    if job.ladder is None or lane.rungs is None or not lane.stages:
+    """Check the trials and the results of every rung, of a job whose trials climb rungs without a SYNC."""
+    if job.has_sync or not lane.stages:
         return
-    totals, eta = job.ladder.totals, job.ladder.reduction_factor
+    totals, quota = job.stages[0].rungs.totals, job.stages[0].rungs.quota
     for trial in state.trials:
         ended = trial.status in (TrialStatus.PAUSED, TrialStatus.COMPLETED)
         has_done = trial.ended or trial.iterations == totals[trial.rung]
@@ -117,7 +117,7 @@ def _validate_rungs(job: Job, state: State, lane: LaneState) -> None:
             assert best is None or not lane.room, f"{best} may go on, and a slot is free"
         assert above <= count, f"{above} trials left rung {rung} of {count}"
         stopped = any(trial.stopped_at is not None for trial in state.trials)
-        assert stopped or above >= count // eta or lane.rungs.may_promote(rung), (
+        assert stopped or above >= quota(count) or lane.rungs.may_promote(rung), (
             f"rung {rung} has promoted {above} of {count}"
         )
 

@@ -208,8 +208,7 @@ def random_case(source: Random, family: Family | None = None, *, replan: bool | 
 
 def asha_prediction(stage: Stage, choice: StagePlan, profile: Profile, offer: Offer) -> Prediction:
     """Simulate one run in which nothing goes wrong, and a trial with a lower number is better."""
-    assert stage.ladder is not None, "its trials climb"
-    runs = steady_run(stage, choice, profile, offer, [range(stage.trials)] * len(stage.ladder.totals))
+    runs = steady_run(stage, choice, profile, offer, [range(stage.trials)] * len(stage.rungs.totals))
     starts_s, jct_s, cost_usd = (float(values[0, 0]) for values in (runs.starts_s, runs.jct_s, runs.cost_usd))
     one = StagePrediction(
         start_s=0.0,

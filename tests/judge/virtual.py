@@ -84,7 +84,7 @@ def plain(job: Job) -> tuple[Work, Terms, Noise]:
 
 
 def _work(job: Job) -> Work:
-    profile, ladder = job.profile, job.ladder
+    profile, rungs = job.profile, job.stages[0].rungs
     lanes: dict[int, list[Step]] = {}
     for bracket in job.all_brackets():
         for at in range(bracket.first_stage, bracket.end_stage):
@@ -105,9 +105,9 @@ def _work(job: Job) -> Work:
         startup_s=profile.trial_startup_s,
         quotas=job.lane_instances,
     )
-    if ladder is None:
+    if job.has_sync:
         return work
-    return replace(work, rungs=ladder.gains, reduction=ladder.reduction_factor)
+    return replace(work, rungs=rungs.gains, reduction=rungs.reduction_factor)
 
 
 def terms_of(offer: Offer) -> Terms:

@@ -52,13 +52,13 @@ def simulated(job: Job, scores: list[list[float]]) -> SimulatedRuns:
 
 def scores_of(job: Job, seed: int) -> list[list[float]]:
     source = Random(seed)
-    assert job.ladder is not None
-    return [[source.choice((0.1, 0.5, source.random())) for _ in range(job.num_trials)] for _ in job.ladder.totals]
+    return [
+        [source.choice((0.1, 0.5, source.random())) for _ in range(job.num_trials)] for _ in job.stages[0].rungs.totals
+    ]
 
 
 def backend_of(job: Job, scores: list[list[float]], faults: Faults | None = None) -> VirtualBackend:
-    assert job.ladder is not None
-    ends = {total: rung for rung, total in enumerate(job.ladder.totals)}
+    ends = {total: rung for rung, total in enumerate(job.stages[0].rungs.totals)}
     return VirtualBackend(
         job.name,
         job.offer,
@@ -78,19 +78,17 @@ def test_a_run_takes_and_costs_what_its_simulation_says(job: Job, seed: int) -> 
     assert finish.outcome == "done"
     assert abs(jct_s(state, state.now) - expected.jct_s[0, 0]) < MILLISECOND
     assert abs(bill_usd(state, state.now) - expected.cost_usd[0, 0]) < CENT
-    assert job.ladder is not None
-    found = tuple(sum(trial.rung >= rung for trial in state.trials) for rung in range(len(job.ladder.totals)))
-    assert found == reached(expected, len(job.ladder.totals))
+    found = tuple(sum(trial.rung >= rung for trial in state.trials) for rung in range(len(job.stages[0].rungs.totals)))
+    assert found == reached(expected, len(job.stages[0].rungs.totals))
     assert any(trial.status is TrialStatus.COMPLETED for trial in state.trials)
 
 
 def require_that_the_best_of_each_rung_went_on(job: Job, state: State) -> None:
     """What waiting for all of a rung would have promoted was promoted, unless trials failed."""
-    assert job.ladder is not None
-    for rung, total in enumerate(job.ladder.totals[:-1]):
+    for rung, total in enumerate(job.stages[0].rungs.totals[:-1]):
         ended = [trial for trial in state.trials if trial.iterations >= total]
         ended.sort(key=lambda trial: (-trial.reports[total - 1].metrics[job.metric], trial.trial))
-        best = ended[: len(ended) // job.ladder.reduction_factor]
+        best = ended[: len(ended) // job.stages[0].rungs.reduction_factor]
         assert all(trial.rung > rung for trial in best)
 
 

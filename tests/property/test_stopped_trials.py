@@ -56,7 +56,7 @@ class Stops(Requests):
 @st.composite
 def stopped_jobs(draw: st.DrawFn, most_rounds: int = 40) -> tuple[Job, list[Stop]]:
     job = draw(any_jobs)
-    if not job.is_divided and job.ladder is None:
+    if not job.is_divided and job.has_sync:
         job = dataclasses.replace(job, replan=draw(st.booleans()))
     trials = st.one_of(st.integers(0, job.num_trials - 1), st.just(job.num_trials + 1))
     stops = draw(st.lists(st.tuples(st.integers(0, most_rounds), trials), max_size=2 * job.num_trials))
@@ -131,6 +131,6 @@ def test_forecasts_of_runs_with_stops_reach_what_came(given: tuple[Job, list[Sto
     controller, finish = driven(job, stops, backend_of(job), MemoryJournal())
     state = controller.state
     done = sum(trial.iterations for trial in state.trials)
-    if finish.outcome == "done" and (job.ladder is not None or len(state.stages) == len(job.stages)):
+    if finish.outcome == "done" and (not job.has_sync or len(state.stages) == len(job.stages)):
         assert expected_iterations(state) == done
     assert forecast(state, state.now).jct_s == pytest.approx((state.ended_at or 0.0) - state.started_at)

@@ -24,8 +24,9 @@ from rubberband.planning.feasible import size
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.search import asha, sha
 from rubberband.values.offer import Offer, Spot
-from rubberband.values.plan import Ladder, PlanningConstraints, Rungs, Stage, StagePlan
+from rubberband.values.plan import PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
+from rubberband.values.schedulers import Ladder, Rungs
 from rubberband.views.charts.allocation import allocation
 from rubberband.views.estimate.page import render_estimate
 from rubberband.views.report.page import render_html
@@ -54,9 +55,8 @@ def search_of(**scheduler: object) -> Experiment:
 def test_the_rungs_are_those_of_sha() -> None:
     (only,) = search_of(num_samples=32, grace_period=1, max_t=50).brackets()
     assert only == (Stage(trials=32, iterations=50, ladder=Ladder(totals=(1, 4, 13, 50), reduction_factor=3)),)
-    assert only[0].ladder is not None
-    assert only[0].ladder.gains == (1, 3, 9, 37)
-    assert only[0].ladder.fewest(32) == tuple(stage.trials for stage in sha(32, 1, 50, 3))
+    assert only[0].rungs.gains == (1, 3, 9, 37)
+    assert only[0].rungs.fewest(32) == tuple(stage.trials for stage in sha(32, 1, 50, 3))
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ from rubberband.planning.candidates import candidates, sampler_notes
 from rubberband.planning.feasible import size
 from rubberband.spec.experiment import Experiment
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Ladder, PlanningConstraints, Stage
+from rubberband.values.plan import PlanningConstraints, Stage
 from rubberband.values.profile import Profile
+from rubberband.values.schedulers import Ladder
 from rubberband.views.report.page import render_html
 from tests.builders.experiment_words import words
 from tests.builders.plans import plan, plan_job

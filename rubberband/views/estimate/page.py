@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from rubberband.planner import Estimate, Lane, Point, sample_lanes
+from rubberband.planner import Estimate, Lane, Point, method_of
 from rubberband.planner.exact.table import Floats
 from rubberband.planner.queueing import Curve, curve, knee, planned_updates_per_s
 from rubberband.units import counted, duration, format_duration, format_usd, gpus_each, in_unit
@@ -82,10 +82,10 @@ _FRONTIER = (
     "The lowest cost at which the job is done by each deadline: with instances that change from stage to stage, and "
     "with a cluster of a fixed size."
 )
-_ALLOCATION_OF_ASHA = (
+_ALLOCATION_WITHOUT_SYNC = (
     "The most instances that the plan holds, until its expected end. Those without a trial are released before."
 )
-_FRONTIER_OF_ASHA = "The lowest cost at which the job is done by each deadline."
+_FRONTIER_WITHOUT_SYNC = "The lowest cost at which the job is done by each deadline."
 _TIMES = "Time that the plan takes, over all samples."
 _COSTS = "Cost of the plan, over all samples."
 
@@ -95,8 +95,8 @@ def render_estimate(answer: Estimate, lines: Sequence[str], tables: Sequence[Tex
     drawn = dict(figures(answer))
     stages = [table for table in tables if "Stages" in table.title]
     rest = [table for table in tables if "Stages" not in table.title]
-    climbs = answer.brackets[0][0].ladder is not None
-    instances, costs = (_ALLOCATION_OF_ASHA, _FRONTIER_OF_ASHA) if climbs else (_ALLOCATION, _FRONTIER)
+    has_sync = answer.problem.has_sync
+    instances, costs = (_ALLOCATION, _FRONTIER) if has_sync else (_ALLOCATION_WITHOUT_SYNC, _FRONTIER_WITHOUT_SYNC)
     body = "\n".join(
         [
             _header(answer, lines),
@@ -184,6 +184,7 @@ def figures(answer: Estimate) -> dict[str, Figure]:
         used = {stage.gpus_per_trial for stage in job.plan.stages}
         drawn["throughput"] = throughput_chart(answer.profile, used)
     if job is not None and job.prediction.jct is not None:
+        sample_lanes = method_of(job.lanes[0].stages).sample_lanes
         samples = sample_lanes(job.lanes, answer.profile, answer.offer, seed=answer.problem.seed)
         sure_s = float(np.quantile(samples.jct_s, limits.confidence))
         drawn["times"] = _histogram(samples.jct_s, "time", limits.deadline_s)
@@ -207,7 +208,7 @@ def allocation(answer: Estimate) -> Figure:
     totals = [sum(_at(spans, edge_s)[0] for spans in held) for edge_s in edges_s]
     most = max(totals)
     limits = _limits([(near_s, "deadline", "x", unit_s)])
-    is_one_chain = len(job.lanes) == 1 and answer.brackets[0][0].ladder is None
+    is_one_chain = len(job.lanes) == 1 and answer.problem.has_sync
     names = _names(job.lanes[0], unit_s, end_s) if is_one_chain else []
     each = f"instances ({counted(offer.gpus, offer.place)} each)"
     return chart(
@@ -288,7 +289,7 @@ def frontier(answer: Estimate, sure_s: float) -> Figure:
     deadline_s, budget_usd = answer.constraints.deadline_s, answer.constraints.max_cost_usd
     far_s = max(answer.frontier[-1][0], *(point[0] for point in answer.static_frontier), deadline_s or 0.0)
     unit, unit_s = time_unit(far_s)
-    cheapest = "elastic: the cheapest plan" if answer.brackets[0][0].ladder is None else "the cheapest plan"
+    cheapest = "elastic: the cheapest plan" if answer.problem.has_sync else "the cheapest plan"
     traces = [_steps(cheapest, answer.frontier, far_s * 1.05, unit_s, ELASTIC)]
     if answer.static_frontier:
         traces.append(_steps("fixed cluster: the best size", answer.static_frontier, far_s * 1.05, unit_s, FIXED))

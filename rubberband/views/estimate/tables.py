@@ -264,7 +264,7 @@ def _lane_rows(answer: Estimate, at: int, lane: Lane, costs_usd: list[float], de
 
 def _stage(answer: Estimate, stage: Stage, choice: StagePlan) -> Row:
     market = (choice.market.replace("_", " "),) if _mixed(answer) else ()
-    iterations = f"up to {stage.iterations}" if stage.ladder is not None else str(stage.iterations)
+    iterations = f"up to {stage.iterations}" if not stage.has_sync else str(stage.iterations)
     each = gpus_each(choice.gpus_per_trial, answer.offer.trials_per_gpu)
     return str(stage.trials), iterations, str(choice.instances), *market, each
 
@@ -285,15 +285,8 @@ def _stage_notes(answer: Estimate, job: JobPlan) -> list[str]:
             f"hour, so max_cost reserves the maximum price of {format_usd(answer.offer.price_usd_per_hour)}/h for the "
             "leases of spot instances."
         )
-    if answer.brackets[0][0].scheduler == "none":
-        notes.append("Each trial trains once, to its end; instances are released when no trial is left for them.")
-    elif (ladder := answer.brackets[0][0].ladder) is not None:
-        ends = ", ".join(map(str, ladder.totals))
-        notes.append(
-            f"Trials pause after {ends} iterations and continue when they are among the best "
-            f"1/{ladder.reduction_factor} there; instances without a trial are released at the end. "
-            "The order of the results is drawn at random."
-        )
+    if not answer.problem.has_sync:
+        notes.append(answer.problem.stages[0].rungs.in_words)
     if len(job.lanes) > 1:
         notes.append(
             "Lanes run at the same time on their own instances. Costs add up, and the job ends with the last lane."
@@ -507,7 +500,7 @@ def deadline_table(answer: Estimate, most: int = 7) -> TextTable:
     chosen = "" if answer.job is None else usd(answer.job.prediction.cost_usd, decimals)
     others = [point for point in answer.frontier if usd(point[1], decimals) != chosen]
     rows: list[Row] = []
-    is_elastic = answer.brackets[0][0].ladder is None
+    is_elastic = answer.problem.has_sync
     for deadline_s, cost_usd in _some(others, decimals, most):
         fixed_usd = _cheapest(answer.static_frontier, deadline_s)
         fixed = ("none" if fixed_usd is None else usd(fixed_usd, decimals),) if is_elastic else ()
@@ -548,7 +541,7 @@ def _at_deadline(answer: Estimate, deadline_s: float, cost_usd: float) -> str:
 def _frontier_note(answer: Estimate) -> str:
     budget = "" if answer.constraints.max_cost_usd is None else ", ignoring the budget"
     note = f"The cheapest plan for each deadline on {answer.offer.instance_type}{budget}"
-    if not varies(answer.profile, answer.offer) and answer.brackets[0][0].scheduler != "asha":
+    if not varies(answer.profile, answer.offer) and not answer.problem.stages[0].rungs.promotes:
         return f"{note}."
     if len(answer.brackets) > 1:
         return f"{note}; no noise is assumed."

@@ -145,8 +145,8 @@ class Narrator:
         limits += "" if job.max_cost_usd is None else f"; max_cost {format_usd(job.max_cost_usd)}"
         brackets = f" of {len(job.brackets)} brackets" if job.is_divided else ""
         steps = f"{counted(len(job.stages), 'stage')}{brackets}"
-        if job.ladder is not None:
-            rungs = len(job.ladder.totals)
+        if not job.has_sync:
+            rungs = len(job.rung_ends(0))
             steps = f"{counted(rungs, 'rung')} without a SYNC" if rungs > 1 else "turn, each to its end"
         return (
             f"{job.name}: {counted(job.num_trials, 'trial')} in {steps}, planned "
@@ -311,7 +311,7 @@ class Narrator:
         iterations = self._job.stages[stage.stage].iterations
         line = (
             f"{self._job.stage_name(stage.stage)}: {_to_train(stage, state)} x "
-            f"{'up to ' * (self._job.ladder is not None)}{counted(iterations, 'iteration')}"
+            f"{'up to ' * (not self._job.has_sync)}{counted(iterations, 'iteration')}"
         )
         before = [record for record in self._live if record.lane == lane.lane]
         going = sorted(record.instance for record in before if record.status is InstanceStatus.RELEASING)
@@ -339,13 +339,11 @@ class Narrator:
         return said
 
     def _promoted(self, state: State) -> list[str]:
-        fresh, ladder = self._fresh("promotions", state.history.of(Promotion)), self._job.ladder
-        if ladder is None:
-            return []
+        ends = self._job.rung_ends(0)
         return [
-            f"trial {one.trial} promoted to rung {one.rung} ({counted(ladder.totals[one.rung], 'iteration')}): "
+            f"trial {one.trial} promoted to rung {one.rung} ({counted(ends[one.rung], 'iteration')}): "
             f"{self._job.metric}={_metric(self._job, state.trials[one.trial])}"
-            for one in fresh
+            for one in self._fresh("promotions", state.history.of(Promotion))
         ]
 
     def _unequal(self, event: TrialReported, state: State) -> list[str]:
@@ -401,15 +399,11 @@ class Narrator:
         is_planned_next = job.replan and any(lane.phase is Phase.PLANNING for lane in state.lanes)
         if state.course == "running" and not is_planned_next:
             parts.append(_forecast(state))
-        if job.ladder is not None:
-            reached = (sum(trial.rung >= rung for trial in state.trials) for rung in range(len(job.ladder.totals)))
-            end = (
-                f"rungs {' > '.join(map(str, reached))}"
-                if len(job.ladder.totals) > 1
-                else "all trials are at their end"
-            )
-            return f"{end}: {'; '.join(part for part in parts if part)}"
-        return f"SYNC {job.stage_name(stage.stage).removeprefix('stage ')}: {'; '.join(part for part in parts if part)}"
+        end = f"SYNC {job.stage_name(stage.stage).removeprefix('stage ')}"
+        if not job.has_sync:
+            reached = [sum(trial.rung >= rung for trial in state.trials) for rung in range(len(job.rung_ends(0)))]
+            end = f"rungs {' > '.join(map(str, reached))}" if len(reached) > 1 else "all trials are at their end"
+        return f"{end}: {'; '.join(part for part in parts if part)}"
 
     def _failed(self, state: State) -> list[str]:
         said = []

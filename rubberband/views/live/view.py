@@ -206,7 +206,7 @@ def _stage(job: Job, state: State, index: int) -> StageProgress:
         failed=count["failed"],
         iterations_done=sum(min(max(state.trials[t].iterations - before, 0), stage.iterations) for t in trials),
         iterations=expected_iterations(state)
-        if stage.ladder
+        if not stage.has_sync
         else stage.iterations * (len(trials) or stage.trials) - _unneeded(state, trials, before, stage.iterations),
         instances=instances,
         planned_instances=chosen.instances,

@@ -1,7 +1,7 @@
-"""Asynchronous halving (asha): trials climb rungs with no SYNC in between. Writes the state, returns orders. Pure.
+"""Promotion without a SYNC: trials climb rungs, and idle instances go. Writes the state, returns orders. Pure.
 
 The stage of such a job is its whole run. A trial that ends a rung pauses there; whenever a slot is free, the trial that
-`rubberband.values.plan` names goes on, before a new one starts. A trial that was interrupted goes before both.
+`rubberband.values.schedulers` names goes on, before a new one starts. A trial that was interrupted goes before both.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from rubberband.executor.core.trials import pause
 
 def promote(lane: LaneState) -> None:
     """Queue the trials that go on, as many as there are free slots for; one that has ended climbs without a slot."""
-    state = lane.state
-    rungs = lane.rungs
-    assert rungs is not None, "its trials climb"
+    state, rungs = lane.state, lane.rungs
     room = lane.room
     if not lane.runners:
         room = max(1, room)  # without an instance, a trial that may go on waits for one
@@ -51,7 +49,7 @@ def _last_hope(lane: LaneState) -> int | None:
 
     That is where trials failed, so that too few results are left for any trial to reach the last rung.
     """
-    if lane.runners or lane.waiters or lane.rungs is None:
+    if lane.runners or lane.waiters:
         return None
     if any(lane.state.trials[trial].status is TrialStatus.COMPLETED for trial in lane.stage.trials):
         return None
@@ -62,9 +60,10 @@ def release_idle(lane: LaneState) -> list[Command]:
     """Give back instances without a trial, once no trial waits: no more slots are ever needed than trials run then.
 
     A result makes at most one trial go on, and its own slot is free. But a trial on an instance that is left soon needs
-    a slot elsewhere.
+    a slot elsewhere. Before a SYNC, what the next stage holds is kept.
     """
-    assert lane.rungs is not None, "its trials climb"
+    if lane.job.has_sync:
+        return instances.release_unneeded(lane)
     lane.needs = lane.needed_instances
     if lane.waiters or lane.rungs.promotable() is not None:
         return []

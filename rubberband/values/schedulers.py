@@ -1,0 +1,117 @@
+"""Promotion without a SYNC: the rungs that trials climb, and which trial of a rung goes on next.
+
+A scheduler makes stages (`rubberband.values.plan.Stage`), each up to a SYNC, or one stage whose trials climb rungs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ladder:
+    """The rungs of a stage, and its rule: asynchronous halving (asha), or no promotion where there is one rung."""
+
+    totals: tuple[int, ...]
+    """Iterations in all that a trial has done at the end of each rung; the last one is max_t."""
+    reduction_factor: int
+    """Eta: the best 1/eta of a rung are promoted."""
+
+    @property
+    def scheduler(self) -> str:
+        """The type that the experiment file gives it."""
+        return "asha" if self.promotes else "none"
+
+    @property
+    def promotes(self) -> bool:
+        """Whether results decide what is trained before all of them are there."""
+        return len(self.totals) > 1
+
+    def quota(self, results: int) -> int:
+        """Return how many of the best of a rung's `results` may go on: 0 of none, and at most one more with each.
+
+        Controller, simulations and forecasts ask this alone, so that another rule is another `quota`.
+        """
+        return results // self.reduction_factor
+
+    @property
+    def gains(self) -> tuple[int, ...]:
+        """Iterations that each rung adds."""
+        return tuple(after - before for before, after in pairwise((0, *self.totals)))
+
+    def fewest(self, trials: int) -> tuple[int, ...]:
+        """Return the fewest of `trials` that reach each rung: what waiting for all of a rung would promote.
+
+        Without waiting more are promoted, since a trial may be among the best of its rung only for a while.
+        """
+        return tuple(accumulate(self.totals[1:], lambda reach, _: self.quota(reach), initial=trials))
+
+    @property
+    def in_words(self) -> str:
+        """How trials go on, as a note below a plan."""
+        if not self.promotes:
+            return "Each trial trains once, to its end; instances are released when no trial is left for them."
+        return (
+            f"Trials pause after {', '.join(map(str, self.totals))} iterations and continue when they are among the "
+            f"best 1/{self.reduction_factor} there; instances without a trial are released at the end. "
+            "The order of the results is drawn at random."
+        )
+
+
+Result = tuple[Any, int]
+"""Merit of a trial in its rung (the lowest is the best), and the trial."""
+
+
+class Rungs:
+    """The results of every rung but the last, best first, and who was promoted."""
+
+    def __init__(self, ladder: Ladder) -> None:
+        self._quota = ladder.quota
+        self._results: list[list[Result]] = [[] for _ in ladder.totals[:-1]]
+        self._left: list[list[Result]] = [[] for _ in ladder.totals[:-1]]
+        """Heaps of those that were not promoted."""
+
+    def record(self, rung: int, merit: Any, trial: int) -> None:
+        """A trial has ended a rung; those of the last one have no further to go."""
+        if rung < len(self._results):
+            insort(self._results[rung], (merit, trial))
+            heapq.heappush(self._left[rung], (merit, trial))
+
+    def promotable(self) -> tuple[int, int] | None:
+        """Return the rung and the number of the trial that goes on next; None if no trial may."""
+        for rung in range(len(self._results) - 1, -1, -1):
+            if self.may_promote(rung):
+                return rung, self._left[rung][0][1]
+        return None
+
+    def may_promote(self, rung: int) -> bool:
+        """Whether the best result of a rung that was not promoted is among its best 1/eta."""
+        if rung >= len(self._results) or not self._left[rung]:
+            return False
+        results = self._results[rung]
+        most = self._quota(len(results))
+        return most > 0 and bisect_left(results, self._left[rung][0]) < most
+
+    def promote(self, rung: int) -> int:
+        """Take the best trial of a rung that was not promoted off it; return its number."""
+        trial: int = heapq.heappop(self._left[rung])[1]
+        return trial
+
+    def withdraw(self, rung: int, trial: int) -> None:
+        """Take a trial off its rung without a promotion; its result stays among those of the rung."""
+        if rung < len(self._left):
+            self._left[rung] = [one for one in self._left[rung] if one[1] != trial]
+            heapq.heapify(self._left[rung])
+
+    def highest(self) -> int | None:
+        """Return the highest rung with a trial that was not promoted; None without any."""
+        return next((rung for rung in range(len(self._left) - 1, -1, -1) if self._left[rung]), None)
+
+    def counts(self) -> Sequence[int]:
+        """Return the results of each rung but the last."""
+        return [len(results) for results in self._results]
