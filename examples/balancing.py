@@ -23,7 +23,7 @@ from side_by_side import Course, courses, show, train, versus
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from rubberband.planner.balancing import even_shares
+from rubberband.values.balance import even_shares
 
 STEPS = 40
 """Optimizer steps of an iteration."""

@@ -20,15 +20,15 @@ import typer.core
 
 import rubberband
 from rubberband.errors import InfeasibleError, InputError, RubberbandError
+from rubberband.features import FEATURES, Panel
 from rubberband.interrupts import ENDS, AtOnce
 
-_PANELS = {
+_PANELS: dict[Panel, dict[str, tuple[str, str]]] = {
     "Plan": {
         "init": ("init", "Write an experiment file for a trial."),
         "estimate": ("estimate", "Predict time and cost; nothing is spent."),
         "check": ("check", "Try one iteration; nothing is rented."),
         "profile": ("run", "Measure the profile that planning needs."),
-        "simulate": ("pool", "Simulate policies that share a pool."),
     },
     "Run": {
         "run": ("run", "Plan an experiment, run it, and report."),
@@ -47,20 +47,16 @@ _PANELS = {
         "export": ("report", "Write trials as a table or an Optuna study."),
         "tag": ("care", "Show and change tags and a note, or archive."),
         "rm": ("care", "Delete experiments that have ended."),
-        "backup": ("store", "Back up experiments, service and pools."),
-        "restore": ("store", "Restore a home from a backup."),
     },
     "Service and EC2": {
-        "serve": ("serve", "Serve previews, runs and the dashboard."),
         "submit": ("run", "Submit an experiment to a service."),
-        "token": ("store", "Manage the tokens of a service."),
-        "pool": ("pool", "Manage a pool that experiments share."),
-        "aws": ("aws", "Set up an account of AWS, or check it."),
-        "cloud": ("cloud", "Manage the head and images; show prices."),
         "cleanup": ("care", "Terminate what crashed runs left running."),
     },
 }
 """Panel of the help -> command -> its module in rubberband.commands, and the first sentence of its help."""
+for _feature in filter(lambda each: each.commands and each.is_here, FEATURES):
+    for _name, (_panel, *_command) in _feature.commands.items():
+        _PANELS[_panel][_name] = (_command[0], _command[1])
 
 COMMANDS = {name: found for panel in _PANELS.values() for name, found in panel.items()}
 

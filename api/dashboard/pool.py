@@ -19,11 +19,7 @@ from rubberband.api.routes.service import pool_view
 from rubberband.api.settings import SharedPool
 from rubberband.cloud.pool import RemotePool
 from rubberband.errors import ProviderError
-from rubberband.spec.pool import PoolFolder
-from rubberband.units import counted, duration, format_usd, month_begin
-from rubberband.views.formatting import Card, TextTable
-from rubberband.views.report.page import script_json
-from rubberband.views.report.pool import (
+from rubberband.pools.report import (
     CHARTS,
     PoolStatus,
     colours_of,
@@ -33,6 +29,10 @@ from rubberband.views.report.pool import (
     pool_charts,
     promises_chart,
 )
+from rubberband.spec.pool import PoolFolder
+from rubberband.units import counted, duration, format_usd, month_begin
+from rubberband.views.formatting import Card, TextTable
+from rubberband.views.report.page import script_json
 
 router = APIRouter(include_in_schema=False)
 

@@ -140,7 +140,7 @@ class PoolProvider(ClusterProvider):
 # Machines outlive their broker by their lease, so that the new one adopts them. A pool that was closed answers from its
 # journal: everything in it has ended.
 
-BROKER_MODULE = "rubberband.running.pool"
+BROKER_MODULE = "rubberband.pools.process"
 """Run with the pool's folder, it is the broker's process."""
 PATIENCE_S = 60.0
 """The longest wait for a broker that starts."""

@@ -15,7 +15,7 @@ from rubberband.planner.goodput.fit import fit, relative_errors
 from rubberband.planner.goodput.planning import LOWER, UPPER
 from rubberband.planner.sharing import Capacity
 from rubberband.planner.sharing.jobs import Application
-from rubberband.planning.simulating import read_application
+from rubberband.pools.simulating import read_application
 from rubberband.values.adaptive import BatchPoint
 
 POOL = Capacity(instances=16, gpus_per_instance=4)

@@ -39,7 +39,7 @@ from rubberband.planner.goodput.fit import fit
 from rubberband.planner.sharing import Allocations, Capacity, Counting, Demand, Policy, make_policy
 from rubberband.planner.sharing.jobs import RESIZE_S, TracedJob
 from rubberband.planner.sharing.simulation import INTERVAL_S, Outcome, simulate
-from rubberband.planning.simulating import ELASTICITY, read_traces
+from rubberband.pools.simulating import ELASTICITY, read_traces
 
 OURS, THEIRS, OPTIMUS, TIRESIAS = "default", "Pollux (p = -1)", "Optimus+Oracle+TunedJobs", "Tiresias+TunedJobs"
 UNFAIR, FAIRER = "Pollux (p = +1)", "Pollux (p = -10)"

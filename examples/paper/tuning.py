@@ -27,7 +27,7 @@ from rubberband.planner.goodput import gain, step_s, sync_s
 from rubberband.planner.sharing import Capacity, make_policy
 from rubberband.planner.sharing.jobs import Application, Epochs, TracedJob
 from rubberband.planner.sharing.simulation import Outcome, SimulatedJob, simulate
-from rubberband.running.pool import bring_up, take_down
+from rubberband.pools.process import bring_up, take_down
 from rubberband.spec.pool import PoolFile, on_pool
 from rubberband.spec.search import Search
 from rubberband.values.adaptive import Throughput

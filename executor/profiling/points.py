@@ -17,8 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rubberband.executor.core.events import TrialReported
-from rubberband.planner.goodput.fit import fit as fit_throughput
-from rubberband.planner.goodput.fit import relative_errors
 from rubberband.values.adaptive import BatchLimits, BatchPoint, BatchUse, GoodputProfile
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes, AsyncUse
 from rubberband.values.profile import FIXED, Profile, measured
@@ -302,6 +300,9 @@ class BatchReports:
         points = self.points()
         if not points:
             return None
+        from rubberband.planner.goodput.fit import fit as fit_throughput
+        from rubberband.planner.goodput.fit import relative_errors
+
         limits, fitted = self._middle_limits(), fit_throughput(points)
         return GoodputProfile(
             throughput=fitted,

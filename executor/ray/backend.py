@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pkgutil
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -36,10 +35,10 @@ from rubberband.executor.ray.node_probe import NodeProbe
 from rubberband.executor.ray.workers import Shipment, Workers
 from rubberband.executor.training.run_spec import RunSpec
 from rubberband.executor.training.segment import Segment
+from rubberband.features import part
 from rubberband.values.adaptive import BatchPoint
 
 _SHORTEST_PROBE_BYTES = 2**16
-_ASYNCHRONOUS = "rubberband.executor.ray.async_attempt:AsyncAttempt"
 
 
 class StoreWatch:
@@ -201,7 +200,7 @@ class RayBackend:
             max_iterations=spec.max_iterations,
             training=training,
         )
-        kind: type[Attempt] = Attempt if training is None else pkgutil.resolve_name(_ASYNCHRONOUS)
+        kind: type[Attempt] = Attempt if training is None else part("attempt")
         attempt = kind(start, segment, self._log(start.trial), self._fleet.workers, self._mailbox.put)
         self._attempts[start.trial, start.attempt] = attempt
         attempt.begin()

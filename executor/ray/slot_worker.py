@@ -35,6 +35,7 @@ from rubberband.executor.training.segment import (
 )
 from rubberband.executor.training.trial import Device
 from rubberband.executor.training.worker_process import compute_with, cpus_per_slot, reserve_port, worker_settings
+from rubberband.features import part
 from rubberband.values.environment import Environment
 
 if TYPE_CHECKING:
@@ -326,11 +327,9 @@ class ServerProcess:
         """Serve as server `index` of the segment; yield its `host:port`, and in the end why it failed, if it did."""
         import ray
 
-        from rubberband.executor.training.asynchronous.server import run_server
-
         host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         listener = socket.create_server(("", 0), backlog=_QUEUE)
         yield f"{host}:{listener.getsockname()[1]}"
-        failure = run_server(self._entrypoint, segment, index, listener)
+        failure = part("server")(self._entrypoint, segment, index, listener)
         if failure is not None:
             yield _masked(failure, self._entrypoint.environment)

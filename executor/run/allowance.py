@@ -22,7 +22,7 @@ from rubberband.cloud.offers import offers
 from rubberband.errors import DamagedJournalError, InputError, ProviderError, RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder, folders, open_folder
 from rubberband.executor.run.follower import JournalFollower, at_work, salvage, summary_of
-from rubberband.executor.run.notices import addresses
+from rubberband.features import parts
 from rubberband.files import EXCLUSIVE, locked, make_directories, private, write_atomically
 from rubberband.installation import default_home, default_store
 from rubberband.planning.feasible import PricesAndQuotas
@@ -55,7 +55,8 @@ def require_runnable(
     says `is_lent`; `no_cap` allows a missing max_cost, where the policy has no limit of money.
     """
     experiment.require_runnable(is_lent=is_lent)
-    addresses(experiment.notify or (), os.environ)
+    for require in parts("runnable"):
+        require(experiment)
     folder = ExperimentFolder(home=home, name=experiment.name, store=store or default_store())
     _require_allowed(experiment, folder, None, is_lent=is_lent, no_cap=no_cap)
 

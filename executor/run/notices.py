@@ -33,7 +33,9 @@ from rubberband.executor.core.state import TrialStatus
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.run.follower import JournalFollower, outcome_of
+from rubberband.executor.training.run_spec import RunSpec
 from rubberband.files import write_atomically
+from rubberband.spec.experiment import Experiment
 from rubberband.spec.observers import NOTICE_KINDS, NoticeKind, NotifyAddress
 from rubberband.states import ExperimentState
 from rubberband.units import counted, duration, format_usd
@@ -439,11 +441,15 @@ def _headers(notice: Notice) -> dict[str, str]:
     }
 
 
-def notice_threads(
-    folder: ExperimentFolder, wanted: Sequence[NotifyAddress], environment: Mapping[str, str]
-) -> list[NoticeThread]:
+def require_addresses(experiment: Experiment) -> None:
+    """Raise InputError for a variable of `notify` that is not set or holds no address."""
+    addresses(experiment.notify or (), os.environ)
+
+
+def notice_threads(folder: ExperimentFolder, spec: RunSpec) -> list[NoticeThread]:
     """Return the threads of an experiment's notices, those of its service included. Raises InputError."""
-    return [NoticeThread(folder, address) for address in addresses(all_of(wanted, environment), environment)]
+    wanted = all_of(spec.experiment.notify or (), os.environ)
+    return [NoticeThread(folder, address) for address in addresses(wanted, os.environ)]
 
 
 def all_of(wanted: Sequence[NotifyAddress], environment: Mapping[str, str]) -> list[NotifyAddress]:
@@ -454,9 +460,7 @@ def all_of(wanted: Sequence[NotifyAddress], environment: Mapping[str, str]) -> l
 
 
 @contextmanager
-def noticed_start(
-    folder: ExperimentFolder, wanted: Sequence[NotifyAddress], environment: Mapping[str, str], *, is_rehearsal: bool
-) -> Iterator[None]:
+def noticed_start(folder: ExperimentFolder, wanted: Sequence[NotifyAddress], *, is_rehearsal: bool) -> Iterator[None]:
     """Send one notice of an error before there is a journal.
 
     None where the user cancels, and none where the journal's database does not answer: a service tries again then.
@@ -468,7 +472,7 @@ def noticed_start(
     except Exception as error:
         if not folder.exists:
             notice = _failed_start(folder.name, error, is_rehearsal=is_rehearsal)
-            _send_at_once(notice, addresses(all_of(wanted, environment), environment))
+            _send_at_once(notice, addresses(all_of(wanted, os.environ), os.environ))
         raise
 
 

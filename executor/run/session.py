@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pkgutil
 import signal
 import sys
 import threading
@@ -31,15 +30,14 @@ from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.journal.journal import Header, begin
 from rubberband.executor.result.result import Result, summarise
-from rubberband.executor.run.callbacks import Callback, JournalThread, calling
+from rubberband.executor.run.callbacks import Callback, CallbackThread, JournalThread, calling
 from rubberband.executor.run.driver import Draw, Observer, drive
 from rubberband.executor.run.follower import explaining, open_journal, read_whole
-from rubberband.executor.run.notices import notice_threads
-from rubberband.executor.run.trackers import callback_threads
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run_spec import RunSpec
 from rubberband.executor.virtual.backend import VirtualBackend, curves
 from rubberband.executor.virtual.fleet import Noise
+from rubberband.features import part, parts
 from rubberband.files import make_directories
 from rubberband.installation import require_ray
 from rubberband.interrupts import AtOnce, heeded, uninterrupted
@@ -47,7 +45,7 @@ from rubberband.planning import startup_history
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder
 from rubberband.values.adaptive import BatchPoint
-from rubberband.values.kinds import POOL, part_of
+from rubberband.values.kinds import part_of
 from rubberband.values.offer import Offer
 
 READY_TIMEOUT_S = 180.0
@@ -139,8 +137,8 @@ def _run(
             _say_what_changed(spec)
         # Left after the backend is closed: no instance is held while a tracker takes its time.
         threads: list[JournalThread] = [
-            *callback_threads(folder, spec.experiment.track or (), spec.run, callbacks),
-            *notice_threads(folder, spec.experiment.notify or (), os.environ),
+            *(CallbackThread(folder, callback) for callback in callbacks),
+            *(thread for threads_of in parts("observers") for thread in threads_of(folder, spec)),
         ]
         trackers = stack.enter_context(calling(threads))
         with ExitStack() as views:
@@ -367,7 +365,7 @@ def open_provider(request: ClusterRequest) -> ClusterProvider:
     """Return the provider that the record of `resources.provider` names, or of a pool. Raises InputError and
     ProviderError."""
     resources = request.resources
-    open_it = part_of(resources.provider, "open_cluster") if resources.pool is None else pkgutil.resolve_name(POOL)
+    open_it = part_of(resources.provider, "open_cluster") if resources.pool is None else part("lender")
     opened: ClusterProvider = open_it(request)
     return opened
 

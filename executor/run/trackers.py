@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,10 +21,11 @@ from typing import Any
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.result.result import Result
-from rubberband.executor.run.callbacks import Callback, CallbackThread, ReportInfo, RunInfo, SyncInfo, Tracker
+from rubberband.executor.run.callbacks import CallbackThread, ReportInfo, RunInfo, SyncInfo, Tracker
+from rubberband.executor.training.run_spec import RunSpec
 from rubberband.files import write_atomically
+from rubberband.spec.experiment import Experiment
 from rubberband.spec.observers import (
-    AnyTracker,
     CsvTracker,
     MlflowTracker,
     TensorboardTracker,
@@ -37,11 +38,11 @@ _MOST_OPEN = 64
 """Files, or runs, that one tracker keeps open."""
 
 
-def require_trackers(wanted: Sequence[AnyTracker]) -> None:
+def require_trackers(experiment: Experiment) -> None:
     """Raise InputError, with the command that installs it, for a tracker that cannot be used here."""
     needed = {"tensorboard": ("tensorboardX", "tensorboard"), "mlflow": ("mlflow",), "wandb": ("wandb",)}
     packages = {"tensorboard": "tensorboardX", "mlflow": "mlflow-skinny"}
-    for tracker in wanted:
+    for tracker in experiment.track or ():
         modules = needed.get(tracker.type, ())
         if modules and not any(_is_installed(module) for module in modules):
             package = packages.get(tracker.type, tracker.type)
@@ -367,21 +368,16 @@ def _scalar(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str) else str(_text(value))
 
 
-def callback_threads(
-    folder: ExperimentFolder, wanted: Sequence[AnyTracker], run: str, callbacks: Sequence[Callback] = ()
-) -> list[CallbackThread]:
-    """Return the threads of an experiment's trackers and of the user's callbacks; `run` is the id of the run.
-
-    Raises InputError if a tracker is not installed.
-    """
-    require_trackers(wanted)
-    found = [CallbackThread(folder, callback) for callback in callbacks]
-    for number, tracker in enumerate(wanted):
+def tracker_threads(folder: ExperimentFolder, spec: RunSpec) -> list[CallbackThread]:
+    """Return the threads of an experiment's trackers. Raises InputError if one is not installed."""
+    require_trackers(spec.experiment)
+    found = []
+    for number, tracker in enumerate(spec.experiment.track or ()):
         file = folder.path / "tracking" / f"{number}-{tracker.type}.json"
         state: dict[str, Any] = {}
         with suppress(OSError, ValueError):
             state = json.loads(file.read_text(encoding="utf-8"))
-        made = TRACKERS[tracker.type](tracker, folder.path, run)
+        made = TRACKERS[tracker.type](tracker, folder.path, spec.run)
         found.append(CallbackThread(folder, made, state=state, save=partial(_save, file, state), last_s=LAST_S))
     return found
 

@@ -29,8 +29,8 @@ from rubberband.executor.training.sampler import Batching, GlobalBatch
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.step import Step
 from rubberband.executor.training.torch_trial import override_of
-from rubberband.planner.balancing import Balancer, Look, ShareLimits, even_shares, make_balancer, scale_shares
-from rubberband.values.balance import BalanceUse
+from rubberband.planner.balancing import Balancer, Look, ShareLimits, make_balancer
+from rubberband.values.balance import BalanceUse, even_shares, scale_shares
 
 if TYPE_CHECKING:
     from rubberband.executor.training.loop import TorchRunner

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,3 +126,10 @@ def difference(one: Any, other: Any, place: str, tolerance: float = 0.0) -> str 
     else:
         same = not isinstance(one, (bool, int, float, str, bytes)) or repr(one) == repr(other)
     return None if same else place
+
+
+def close_all(resources: list[Any]) -> None:
+    """Close resources, the latest first, whatever fails."""
+    while resources:
+        with suppress(Exception):
+            resources.pop().close()

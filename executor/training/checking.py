@@ -13,7 +13,6 @@ import math
 import os
 import pickle
 import re
-import secrets
 import select
 import signal
 import subprocess
@@ -25,11 +24,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
-from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault, difference
+from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault, close_all, difference
 from rubberband.executor.training.distributed import GANGS, is_distributed
 from rubberband.executor.training.entrypoint import NotHereError
 from rubberband.executor.training.failures import (
@@ -44,14 +43,11 @@ from rubberband.executor.training.failures import (
     refused,
 )
 from rubberband.executor.training.kinds import kind_of
-from rubberband.executor.training.program_check import ProgramCheck, close_all
 from rubberband.executor.training.run import make_runner
 from rubberband.executor.training.runner import Runner
 from rubberband.executor.training.segment import Segment
+from rubberband.features import part
 from rubberband.values.environment import HASH_SEED
-
-if TYPE_CHECKING:
-    from rubberband.executor.training.asynchronous.server import ServerThreads
 
 _CONTINUED_S = 5.0
 """A second iteration, after the restore, is trained if the first one took no longer than this."""
@@ -168,7 +164,7 @@ class StepwiseCheck:
         """`until`: the monotonic time at which the check is ended."""
         self._order, self._until, self._answers = order, until, answers
         self._found = TrialCheck()
-        self._servers: ServerThreads | None = None
+        self._servers: Any = None
 
     def run(self) -> None:
         """Go through all steps; the last answer is finished."""
@@ -185,7 +181,7 @@ class StepwiseCheck:
             target = order.entrypoint.load()
         self._found.kind = kind_of(target).name
         if self._found.kind == "program" or is_distributed(target):
-            ProgramCheck(order, self._found, self._step, self._answer, self._until).run()
+            part("program check")(order, self._found, self._step, self._answer, self._until).run()
             return
         with self._comparison() as compare:
             self._train(segment)
@@ -252,7 +248,9 @@ class StepwiseCheck:
 
     def _made(self, segment: Segment, resources: list[Any], payload: bytes | None = None) -> Runner:
         if segment.training is not None:
-            segment = self._with_servers(segment, segment.training.servers, resources)
+            self._servers = part("servers")(segment.training.servers)
+            resources.append(self._servers)
+            segment = self._servers.beside(segment, self._order.max_gpus)
         runner = make_runner(self._order.entrypoint, segment, resources)
         resources.append(runner)
         if self._servers is not None:
@@ -260,16 +258,6 @@ class StepwiseCheck:
             self._servers.start(target, segment)
         runner.begin(payload)
         return runner
-
-    def _with_servers(self, segment: Segment, servers: int, resources: list[Any]) -> Segment:
-        """Return the segment as one worker takes part in it, beside as many as a trial has at most."""
-        from rubberband.executor.training.asynchronous.protocol import SECRET_BYTES
-        from rubberband.executor.training.asynchronous.server import ServerThreads
-
-        self._servers = ServerThreads(servers)
-        resources.append(self._servers)
-        addresses, secret = self._servers.addresses, secrets.token_hex(SECRET_BYTES)
-        return replace(segment, num_workers=self._order.max_gpus, servers=addresses, secret=secret)
 
     def _iterate(self, runner: Runner, segment: Segment) -> Mapping[str, float]:
         """Train one iteration; without its metric, the later steps are checked too."""

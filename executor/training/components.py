@@ -1,4 +1,4 @@
-"""The components of a training loop: what every one may do, and which features of the loop there are.
+"""The components of a training loop: what every one may do. Features join theirs in `rubberband.features`.
 
 The loop calls its components at the same points of an iteration, in the order of its list (`loop.py`). A checkpoint has
 the state of each under its name. A component that is added takes None from checkpoints that are older.
@@ -6,11 +6,10 @@ the state of each under its name. A component that is added takes None from chec
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rubberband.planner.balancing import even_shares
+from rubberband.values.balance import even_shares
 
 if TYPE_CHECKING:
     from rubberband.executor.training.clocks import ComputeTimer
@@ -82,26 +81,3 @@ class Division(Component):
     def pace(self) -> float:
         """Return, on rank 0, how much longer unequal workers take now than at first."""
         return 1.0
-
-
-# The features of the loop: functions of the loop under construction, which return a component, or None where the
-# segment does not ask for it. Written as `module:function`, so that the loop imports none.
-
-DIVISIONS = ("rubberband.executor.training.balancing:make_division",)
-"""Ways to divide batches unevenly, of which a trial has one at most."""
-BATCHINGS = ("rubberband.executor.training.goodput.adaptation:make_batching",)
-"""Ways to change the batch size, of which a trial has one at most."""
-RUNNERS = ("rubberband.executor.training.asynchronous.runner:make_runner",)
-"""Other loops: functions of the trial and the segment."""
-
-
-def made_by(features: Sequence[str], *place: Any) -> Any:
-    """Return what the first feature makes that the segment asks for; None if it asks for none."""
-    made = (pkgutil.resolve_name(each)(*place) for each in features)
-    return next((each for each in made if each is not None), None)
-
-
-def preload() -> None:
-    """Import the features."""
-    for each in (*DIVISIONS, *BATCHINGS, *RUNNERS):
-        pkgutil.resolve_name(each)

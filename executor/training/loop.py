@@ -50,13 +50,9 @@ from rubberband.executor.training.checkpoint import (
 )
 from rubberband.executor.training.clocks import ComputeTimer
 from rubberband.executor.training.components import (
-    BATCHINGS,
-    DIVISIONS,
-    RUNNERS,
     Component,
     Division,
     SharePolicy,
-    made_by,
 )
 from rubberband.executor.training.data import Feed, iteration_of
 from rubberband.executor.training.entrypoint import Entrypoint
@@ -74,6 +70,7 @@ from rubberband.executor.training.step import OwnStep, Step, TrainStep, check_ow
 from rubberband.executor.training.torch_trial import TorchTrial, override_of
 from rubberband.executor.training.worker_process import compute_with, cpus_per_slot
 from rubberband.executor.training.wrapping import RunningStatistics, SameWeights, lazy_names, prepare
+from rubberband.features import made_by
 
 
 def make_runner(entrypoint: Entrypoint, target: type[TorchTrial], segment: Segment, resources: list[Any]) -> Runner:
@@ -83,7 +80,7 @@ def make_runner(entrypoint: Entrypoint, target: type[TorchTrial], segment: Segme
         # and a gang of four would be slower than one worker.
         torch.set_num_threads(1)
     trial = target()
-    if (other := made_by(RUNNERS, trial, segment)) is not None:
+    if (other := made_by("loop", trial, segment)) is not None:
         return cast("Runner", other)
     gang = Gang.join(
         rank=segment.rank, num_workers=segment.num_workers, rendezvous=segment.rendezvous, device=segment.device
@@ -180,7 +177,7 @@ class TorchRunner(Runner):
         self._materialise()
         self.compiles = trial.compile
         given = None if shares is None else Division(shares)
-        self.division: Division = given or made_by(DIVISIONS, self) or Division()
+        self.division: Division = given or made_by("division", self) or Division()
         prepare(self.module, trial, has_fixed_sizes=segment.batch is None and self.division.is_fixed)
         reseed("setup", segment.seed)
         self.optimizers = build_optimizer(trial, segment.config, self.module)
@@ -225,7 +222,7 @@ class TorchRunner(Runner):
     def _make_batching(self) -> Batching:
         limit = min(self.batch_size, self.limit or self.batch_size)
         fixed = FixedBatching(self.sampler, self.batch_size, limit, self.samples_per_iteration)
-        return made_by(BATCHINGS, self) or fixed
+        return made_by("batching", self) or fixed
 
     def _listed(self) -> dict[str, Component]:
         """Return the components by name, in the order in which they are called and restored."""

@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT, CheckpointRef
-from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault, brief, read_alike
+from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault, brief, close_all, read_alike
 from rubberband.executor.training.check_workers import failure_of, gang_of, train_side_by_side
 from rubberband.executor.training.command_runner import CommandRunner
 from rubberband.executor.training.failures import TrainingEnded, TrialFailure
@@ -419,10 +419,3 @@ def _files(folder: Path) -> dict[str, int]:
         if len(found) > _MOST_FILES:
             return {}
     return found
-
-
-def close_all(resources: list[Any]) -> None:
-    """Close resources, the latest first, whatever fails."""
-    while resources:
-        with suppress(Exception):
-            resources.pop().close()

@@ -36,6 +36,7 @@ from rubberband.executor.training.segment import (
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.trial import Device
 from rubberband.executor.training.worker_process import Leftovers
+from rubberband.features import LOOP, parts
 
 _log = logging.getLogger(__name__)
 
@@ -52,9 +53,10 @@ def preload(entrypoint: Entrypoint | None) -> bool:
     target = TorchTrial if entrypoint is None else entrypoint.load()
     uses_torch = isinstance(target, type) and issubclass(target, TorchTrial)
     if uses_torch:
-        from rubberband.executor.training import components, gang, loop  # noqa: F401
+        from rubberband.executor.training import gang, loop  # noqa: F401
 
-        components.preload()
+        for socket in LOOP:
+            list(parts(socket))
     elif "torch" in sys.modules:
         import torch._dynamo  # noqa: F401 - the first optimizer does, which would keep the frames of its trial
     return uses_torch

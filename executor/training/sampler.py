@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rubberband.executor.training.components import Component, SharePolicy
-from rubberband.planner.balancing import scale_shares
+from rubberband.values.balance import scale_shares
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

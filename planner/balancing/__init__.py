@@ -6,11 +6,11 @@ from typing import Literal
 
 from rubberband.planner.balancing.measured import LineBalancer
 from rubberband.planner.balancing.paper import PaperCpuBalancer, PaperGpuBalancer
-from rubberband.planner.balancing.shares import Balancer, Line, Look, ShareLimits, even_shares, scale_shares
+from rubberband.planner.balancing.shares import Balancer, Line, Look, ShareLimits
 from rubberband.planner.balancing.speed_balancer import SpeedBalancer
 from rubberband.values.balance import Balance
 
-__all__ = ["Balancer", "Line", "Look", "ShareLimits", "even_shares", "make_balancer", "scale_shares"]
+__all__ = ["Balancer", "Line", "Look", "ShareLimits", "make_balancer"]
 
 
 def make_balancer(balance: Balance, device: Literal["cpu", "cuda"], num_workers: int) -> Balancer:

@@ -18,14 +18,13 @@ from rubberband.planner.balancing.shares import (
     Remembering,
     ShareLimits,
     aligned_shares,
-    even_shares,
     held,
     keeps,
     min_max_shares,
     proportional_shares,
-    scale_shares,
     slowest_s,
 )
+from rubberband.values.balance import even_shares, scale_shares
 
 NEAR_SHARE = 0.22
 """Difference of the logarithms of two shares below which a look at one informs about the other."""

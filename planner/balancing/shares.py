@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rubberband.values.balance import scale_shares
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
@@ -131,32 +133,6 @@ _EXACT = 1e-13
 _LEAST_WEIGHT = 1e-9
 _ROUNDING = 1e-12
 """Relative slack of a share that floating point rounds down."""
-
-
-def even_shares(batch_size: int, num_workers: int) -> tuple[int, ...]:
-    """Return shares as equal as possible, the first ones larger by one; none of 1 if that can be avoided.
-
-    BatchNorm fails on a batch of one, so a small batch goes to fewer workers, and the others take 0.
-    """
-    workers = max(1, min(num_workers, batch_size // 2))
-    share, rest = divmod(batch_size, workers)
-    return tuple(share + (rank < rest) if rank < workers else 0 for rank in range(num_workers))
-
-
-def scale_shares(shares: Sequence[float], batch_size: int) -> tuple[int, ...]:
-    """Return shares in the same proportion that sum to `batch_size` (largest remainder; ties go to the lower rank).
-
-    Weights that are not integers may be given in place of shares. Their sum must be more than 0.
-    """
-    total = sum(shares)
-    if total == batch_size and all(isinstance(share, int) for share in shares):
-        return tuple(int(share) for share in shares)
-    # On floats, too, the floors sum to at most the batch: each quotient is off by less than a part of 1e15.
-    floors = [int(share * batch_size // total) for share in shares]
-    by_remainder = sorted(range(len(shares)), key=lambda rank: (-(shares[rank] * batch_size % total), rank))
-    for rank in by_remainder[: batch_size - sum(floors)]:
-        floors[rank] += 1
-    return tuple(floors)
 
 
 def held(batch_size: int, limits: ShareLimits) -> ShareLimits:

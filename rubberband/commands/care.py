@@ -103,9 +103,9 @@ def _listing(folder: ExperimentFolder) -> Iterator[Store | None]:
     if store is None and not (folder.home / "server.db").exists():
         yield None
         return
-    from rubberband.api.store import open_store
+    from rubberband.features import part
 
-    with closing(open_store(store, folder.home)) as opened:
+    with closing(part("listing")(store, folder.home)) as opened:
         yield opened
 
 

@@ -37,12 +37,13 @@ def check(
     Reports the metrics, the size of the checkpoint and the time of each step. The trial runs on this machine, in a
     process of its own, without Ray. Exit code 1: there are problems; each is printed with its fix.
     """
+    from rubberband.features import parts
     from rubberband.running.check import check_experiment
-    from rubberband.running.program_options import is_program
     from rubberband.spec.loading import load_experiment
     from rubberband.units import parse_duration
 
-    is_found = is_program(str(file)) and not (file.suffix in (".yaml", ".yml", ".json") and file.exists())
+    is_file = file.suffix in (".yaml", ".yml", ".json") and file.exists()
+    is_found = not is_file and any(programs.is_program(str(file)) for programs in parts("programs"))
     experiment = _found(str(file), overrides or []) if is_found else load_experiment(file, overrides or [])
     search_path = (Path.cwd() if is_found else file.absolute().parent, Path.cwd())
     limit_s = parse_duration(limit)

@@ -68,10 +68,11 @@ def init(
     further. Ranges are guesses: adapt them. Without TRIAL, a small trial to start from is written as well. Nothing is
     overwritten.
     """
-    from rubberband.running.program_options import is_program
+    from rubberband.features import parts
 
     path = file or Path(DEFAULT_FILE)
-    if trial is not None and file is None and ":" not in trial and not is_program(trial):
+    is_file = trial is not None and file is None and ":" not in trial
+    if trial is not None and is_file and not any(programs.is_program(trial) for programs in parts("programs")):
         path, trial = Path(trial), None
     _require_new(path)
     made = path.parent / f"{MODULE}.py" if trial is None else None
@@ -150,10 +151,11 @@ def seen_in(trial: str, path: Path) -> TrialFindings:
 
     Raises EntrypointError, or InputError for a program that cannot be run as it is.
     """
-    from rubberband.running.program_options import is_program, program_of
+    from rubberband.features import parts
 
-    if is_program(trial):
-        return _of_program(program_of(trial, Path.cwd()), trial, path)
+    for programs in parts("programs"):
+        if programs.is_program(trial):
+            return _of_program(programs.program_of(trial, Path.cwd()), trial, path)
     return _of_code(trial, path)
 
 

@@ -59,7 +59,7 @@ def up(file: Annotated[Path, argument("FILE", "The pool file.")], yes: YesOption
     A pool on EC2 needs max_usd_per_hour or max_usd_per_month; on a terminal the command shows them and asks first.
     """
     from rubberband.installation import default_home
-    from rubberband.running.pool import bring_up
+    from rubberband.pools.process import bring_up
     from rubberband.spec.loading import load_pool
     from rubberband.spec.pool import PoolFile
 
@@ -96,7 +96,7 @@ def status(
         raise InputError(f"pool {folder.name} is down; start it again with `rubberband pool up FILE`")
     found = RemotePool(folder).status()
     if html is not None:
-        from rubberband.views.report.pool import render_pool
+        from rubberband.pools.report import render_pool
 
         write_page(html, render_pool(found))
     if output is TableFormat.json:
@@ -113,7 +113,7 @@ def status(
 def _headline(found: dict[str, Any]) -> str:
     usd = found["usd"]
     cap = "" if usd["max_per_month"] is None else f" of {format_usd(usd['max_per_month'])}"
-    from rubberband.views.report.pool import autoscaled_words
+    from rubberband.pools.report import autoscaled_words
 
     scaled = autoscaled_words(found)
     return (
@@ -149,7 +149,7 @@ def down(
     Experiments on it lose their instances; `rubberband resume` continues them once the pool is up again.
     """
     from rubberband.cloud.pool import RemotePool
-    from rubberband.running.pool import take_down
+    from rubberband.pools.process import take_down
 
     folder = _chosen(name)
     if not folder.is_up:
@@ -220,7 +220,7 @@ def simulate(
     that kind.
     """
     from rubberband.errors import InputError
-    from rubberband.planning.simulating import simulated
+    from rubberband.pools.simulating import simulated
     from rubberband.spec.loading import load_pool
 
     if (format is WorkloadFormat.adaptdl) != (traces is not None):
@@ -239,12 +239,12 @@ def simulate(
     if output is TableFormat.json:
         print_json(found.to_json())
     else:
-        from rubberband.views.report.pool import policy_table
+        from rubberband.pools.report import policy_table
 
         table = policy_table(found)
         print(table.title)
         print_table(table.header, table.rows, words=table.words)
     if html is not None:
-        from rubberband.views.report.pool import render_simulation
+        from rubberband.pools.report import render_simulation
 
         write_page(html, render_simulation(found))

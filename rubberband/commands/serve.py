@@ -381,7 +381,7 @@ def _pool(file: Path | None, weights: Sequence[str], budgets: Sequence[str]) -> 
     from rubberband.api.settings import SharedPool
     from rubberband.installation import default_home
     from rubberband.planner.sharing import POLICIES, keeps_promises
-    from rubberband.planning.simulating import autoscaling_of
+    from rubberband.pools.simulating import autoscaling_of
     from rubberband.spec.loading import load_pool
     from rubberband.spec.pool import PoolFile
 
@@ -391,7 +391,7 @@ def _pool(file: Path | None, weights: Sequence[str], budgets: Sequence[str]) -> 
                 raise InputError(f"{name} {shown(given[0])} needs a pool; add --pool FILE")
         return None
     # Only here: it imports Ray, which a service without a pool does not need.
-    from rubberband.running.pool import bring_up, simulated
+    from rubberband.pools.process import bring_up, simulated
 
     found = load_pool(file)
     if not keeps_promises(found.policy):

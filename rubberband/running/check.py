@@ -24,13 +24,13 @@ from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, 
 from rubberband.executor.training.checking import check
 from rubberband.executor.training.entrypoint import Entrypoint, content_of, digest, entrypoint_of, with_trial
 from rubberband.executor.training.segment import Segment
+from rubberband.features import part
 from rubberband.files import make_directories, write_atomically
 from rubberband.installation import default_home
 from rubberband.planning.candidates import known_gpus
 from rubberband.planning.clusters import on_cluster
 from rubberband.planning.feasible import Profiles
 from rubberband.running.profile_cache import Announce
-from rubberband.running.program_options import booleans_of
 from rubberband.running.sending import unsent_of
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.program import Program
@@ -208,9 +208,9 @@ _MOST_SHOWN = 4000
 def _show_output(output: IO[bytes], report: CheckReport, announce: Announce) -> None:
     output.seek(max(0, output.seek(0, os.SEEK_END) - _MOST_SHOWN))
     text = output.read().decode("utf-8", "replace").rstrip()
-    for part in (text, *(problem.details for problem in report.problems)):
-        if part:
-            announce(part)
+    for each in (text, *(problem.details for problem in report.problems)):
+        if each:
+            announce(each)
 
 
 def _passed(experiment: Experiment, entrypoint: Entrypoint, home: Path, max_gpus: int) -> Path | None:
@@ -319,7 +319,7 @@ def _misread(
         words = command.line(configuration, dict.fromkeys(PLACES, "1"))
     except InputError:
         return faults, known  # its start says it
-    read = booleans_of(words, Path(entrypoint.search_path[0]))
+    read = part("programs").booleans_of(words, Path(entrypoint.search_path[0]))
     named = [found for pair in pairwise(("", *command.words)) if (found := switch_of(*pair))]
     for flag, name in named + ([(f"--{name}", name) for name in booleans] if "${args}" in command.words else []):
         if name in booleans and flag in read:

@@ -30,6 +30,7 @@ from rubberband.executor.journal.inbox import (
     write_ending,
     write_mark,
 )
+from rubberband.features import parts
 from rubberband.interrupts import ENDS, AtOnce
 from rubberband.values.kinds import kind_in
 
@@ -128,13 +129,14 @@ def _run(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str], N
 
 
 def _begun(folder: ExperimentFolder, order: HostedRun) -> Result:
-    from rubberband.executor.run.notices import noticed_start
     from rubberband.running.run import RunOptions, run_experiment
     from rubberband.spec.experiment import Experiment
     from rubberband.spec.pool import on_pool
 
     words = order.words
-    with noticed_start(folder, (), os.environ, is_rehearsal=kind_in(words).is_simulated):
+    with ExitStack() as starting:
+        for around in parts("start"):
+            starting.enter_context(around(folder, (), is_rehearsal=kind_in(words).is_simulated))
         if order.pool is not None:
             words = on_pool({**words, "resources": {**words.get("resources", {}), "pool": order.pool}}, folder.home)
         experiment = Experiment.kept(words)

@@ -24,8 +24,6 @@ from rubberband.executor.run.session import Rental, make_ray_backend, open_clust
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run_spec import RunSpec
 from rubberband.interrupts import uninterrupted
-from rubberband.planner.goodput.planning import scaled_size
-from rubberband.planner.queueing import curve, knee, scaled
 from rubberband.planning.candidates import POOR_FIT
 from rubberband.planning.clusters import free_together
 from rubberband.planning.startup_history import record, start_of
@@ -78,6 +76,8 @@ def async_lines(profile: Profile) -> list[str]:
     """Return lines on the times of an update, and on how far its workers scale; none for synchronous training."""
     if profile.asynchronous is None:
         return []
+    from rubberband.planner.queueing import curve, knee, scaled
+
     model = scaled(profile, sorted(profile.seconds_per_iteration)).asynchronous
     assert model is not None, "it had one"
     times, bend = model.times, knee(model)
@@ -197,6 +197,8 @@ def _scaling_line(model: GoodputProfile, gpus_per_instance: int) -> str:
     widest = max(point.gpus for point in model.points)
     if widest == 1:
         return "only 1 GPU was measured, so it is not known how far a trial scales"
+    from rubberband.planner.goodput.planning import scaled_size
+
     sizes = gang_sizes(gpus_per_instance, 1, min(model.limits.max, WIDEST_NOTED))
     found = scaled_size(model, gpus_per_instance, sizes, 1)
     more = " or more" if found == sizes[-1] else ""

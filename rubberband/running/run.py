@@ -27,11 +27,10 @@ from rubberband.executor.run.allowance import pledged, require_rate, require_run
 from rubberband.executor.run.callbacks import Callback, check_callbacks
 from rubberband.executor.run.driver import Observer
 from rubberband.executor.run.follower import read
-from rubberband.executor.run.notices import noticed_start
 from rubberband.executor.run.session import cancel_on_signals, create, require_cluster, run
-from rubberband.executor.run.trackers import require_trackers
 from rubberband.executor.training.entrypoint import Entrypoint, with_trial
 from rubberband.executor.training.run_spec import RunSpec
+from rubberband.features import parts
 from rubberband.files import require_home
 from rubberband.installation import home_at
 from rubberband.planning.candidates import (
@@ -283,10 +282,11 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
     began_s = elapsed_s()
     with ExitStack() as starting:
         is_rehearsal = experiment.resources.kind.is_simulated
-        asked = experiment.notify or ()
-        starting.enter_context(noticed_start(folder, asked, os.environ, is_rehearsal=is_rehearsal))
+        for around in parts("start"):
+            starting.enter_context(around(folder, experiment.notify or (), is_rehearsal=is_rehearsal))
         check_callbacks(options.callbacks)
-        require_trackers(experiment.track or ())
+        for require in parts("installed"):
+            require(experiment)
         require_runnable(experiment, folder.home, no_cap=options.no_cap)
         experiment = on_cluster(with_trial(experiment, options.search_path))
         folder.require_free()

@@ -28,6 +28,7 @@ from pydantic import (
 
 from rubberband import markup
 from rubberband.errors import InputError, ProfileMissingError
+from rubberband.features import require_features
 from rubberband.installation import require_driver, require_ray
 from rubberband.spec.fields import (
     MODULE_ATTRIBUTE,
@@ -322,6 +323,13 @@ class Experiment(Words):
     """Variables with the addresses that get a notice when it ends, will be late, or has trouble."""
     _notes: tuple[str, ...] = PrivateAttr(())
     _is_function: bool = PrivateAttr(default=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_its_features(cls, words: Any) -> Any:
+        if isinstance(words, Mapping):
+            require_features(words)
+        return words
 
     def __init__(self, **words: Unpack[ExperimentDict]) -> None:
         try:

@@ -6,7 +6,6 @@ A pool is instances that several experiments share, with limits of what these ma
 from __future__ import annotations
 
 import json
-import pkgutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from rubberband.errors import InputError
+from rubberband.features import part
 from rubberband.files import make_directories, write_atomically
 from rubberband.spec.fields import WHOLE, Delay, Duration, Gpus, Name, Usd, WordError, Words, fault
 from rubberband.spec.resources import Aws, Resources, SpotMarket
@@ -25,7 +25,6 @@ from rubberband.values.plan import Market
 
 CAP_SLACK_USD = 1e-9
 """Tolerance of a comparison with a cap."""
-_BROKER = "rubberband.cloud.pool:RemotePool"
 LENT_LEASE_S = 60.0
 """Default lease of what an experiment holds of a pool. The leases of the instances themselves are the broker's."""
 
@@ -205,7 +204,7 @@ class PoolFolder:
 
     def broker(self) -> Any:
         """Return requests to the process that lends its instances: a `rubberband.cloud.pool.RemotePool`."""
-        return pkgutil.resolve_name(_BROKER)(self)
+        return part("broker")(self)
 
     def write(self, words: Mapping[str, Any]) -> None:
         """Keep the pool file, and let brokers start. Raises InputError if it cannot be written."""

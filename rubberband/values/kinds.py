@@ -172,9 +172,6 @@ OWN: Mapping[str, ProviderKind] = {
 }
 """Providers that come with rubberband. No entry point replaces one."""
 
-POOL = "rubberband.cloud.pool:open_cluster"
-"""The `open_cluster` of experiments on a pool, whatever rents its machines."""
-
 _WITH_RAY = ("kubernetes", "k8s", "slurm", "gcp", "azure", "lambda", "runpod")
 """Places that other tools name, where a Ray cluster can be started."""
 

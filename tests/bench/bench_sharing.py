@@ -19,7 +19,7 @@ import numpy as np
 from rubberband.planner.sharing import POLICIES, Capacity, Demand, keeps_promises, make_policy
 from rubberband.planner.sharing.jobs import CurveJob
 from rubberband.planner.sharing.simulation import simulate
-from rubberband.planning.simulating import simulated
+from rubberband.pools.simulating import simulated
 from rubberband.spec.pool import PoolFile
 from tests.harness.simulated_pool import run_jcts_s, simulated_jcts_s
 

@@ -89,7 +89,7 @@ class Team:
     def broker(self) -> psutil.Process | None:
         for process in psutil.process_iter():
             try:
-                if process.cmdline()[-2:] == ["rubberband.running.pool", str(self.pool.path)]:
+                if process.cmdline()[-2:] == ["rubberband.pools.process", str(self.pool.path)]:
                     return process
             except psutil.Error:
                 continue

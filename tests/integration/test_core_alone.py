@@ -1,8 +1,12 @@
-"""An installation of the core alone: what it cannot do, it says in one line with the command that installs the rest."""
+"""The core alone: without the packages of the extras, and without the folders of the features.
+
+What it cannot do, it says in one line, with the command that installs the rest or the name of the feature.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +15,7 @@ import pytest
 
 import rubberband
 from rubberband import installation
+from rubberband.features import feature_of
 from rubberband.installation import remedy_of
 from tests.builders import processes
 
@@ -54,3 +59,44 @@ def test_a_public_name_that_needs_an_extra_says_so(monkeypatch: pytest.MonkeyPat
 def test_a_module_that_no_extra_brings_has_no_remedy() -> None:
     assert remedy_of(ModuleNotFoundError("No module named 'theirs'", name="theirs")) is None
     assert remedy_of(ValueError("ray")) is None
+
+
+SMALL = ("experiment.yaml", "-s", "search.scheduler.num_samples=4", "-s", "search.scheduler.max_t=4")
+
+
+def without_features(folder: Path) -> Path:
+    """Copy the package, and leave out every folder and file that the table of features has."""
+    package = Path(rubberband.__file__).parent
+
+    def of_features(path: str, names: list[str]) -> list[str]:
+        below = ("rubberband", *Path(path).relative_to(package).parts)
+        return [name for name in names if feature_of(".".join((*below, name.removesuffix(".py")))) is not None]
+
+    shutil.copytree(package, folder / "rubberband", ignore=of_features)
+    return folder
+
+
+@pytest.mark.ray
+def test_the_core_without_any_feature_estimates_runs_and_reports(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    changed = {"PYTHONPATH": str(without_features(tmp_path / "core")), "RUBBERBAND_HOME": str(tmp_path / "home")}
+
+    def ran(*words: str, code: int = 0) -> str:
+        line = [sys.executable, "-m", "rubberband.cli", *words]
+        done = subprocess.run(line, cwd=here, capture_output=True, text=True, env={**os.environ, **changed})
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    assert "pool" not in ran("--help")
+    ran("init")
+    assert "chosen" in ran("estimate", *SMALL)
+    assert "winner" in ran("run", *SMALL, "-s", "name=real")
+    assert "winner" in ran("run", *SMALL, "-s", "name=simulated", "-s", "resources.provider=virtual")
+    assert "winner" in ran("report", "real", "--verbose")
+    ran("report", "real", "--html", "report.html")
+    lines = [ran("estimate", *SMALL, "-s", words, code=2) for words in ("resources.provider=aws", "track=csv")]
+    assert lines == [
+        "error: resources.provider: aws: EC2 (docs/ec2.md) is not part of this installation\n",
+        "error: track: Trackers (docs/results.md) is not part of this installation\n",
+    ]

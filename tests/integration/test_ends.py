@@ -235,7 +235,7 @@ def test_a_broker_leaves_nothing(tmp_path: Path, phase: str, name: str, times: i
 def _broker(folder: PoolFolder) -> psutil.Process:
     for process in psutil.process_iter():
         try:
-            if process.cmdline()[-2:] == ["rubberband.running.pool", str(folder.path)]:
+            if process.cmdline()[-2:] == ["rubberband.pools.process", str(folder.path)]:
                 return process
         except psutil.Error:
             continue

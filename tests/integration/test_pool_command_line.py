@@ -20,7 +20,7 @@ def _broker(folder: PoolFolder) -> psutil.Process | None:
     """Return the process of the pool's broker."""
     for process in psutil.process_iter():
         try:
-            if process.cmdline()[-2:] == ["rubberband.running.pool", str(folder.path)]:
+            if process.cmdline()[-2:] == ["rubberband.pools.process", str(folder.path)]:
                 return process
         except psutil.Error:
             continue

@@ -104,7 +104,7 @@ class Team:
         """Return the broker's process."""
         for process in psutil.process_iter():
             try:
-                if process.cmdline()[-2:] == ["rubberband.running.pool", str(self.folder.path)]:
+                if process.cmdline()[-2:] == ["rubberband.pools.process", str(self.folder.path)]:
                     return process
             except psutil.Error:
                 continue

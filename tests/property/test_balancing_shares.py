@@ -14,9 +14,9 @@ from rubberband.planner.balancing.shares import (
     ShareLimits,
     aligned_shares,
     min_max_shares,
-    scale_shares,
     slowest_s,
 )
+from rubberband.values.balance import scale_shares
 
 seconds = st.one_of(st.just(0.0), st.floats(1e-3, 10.0))
 lines = st.builds(Line, seconds, seconds)

@@ -21,10 +21,10 @@ from rubberband.executor import WorkerGang as Gang
 from rubberband.executor.training.balancing import Balancing, at_least
 from rubberband.executor.training.goodput.agent import BatchAgent, ChoiceBudget
 from rubberband.executor.training.step import micro_batches
-from rubberband.planner.balancing.shares import ShareLimits, even_shares, held, keeps, scale_shares
+from rubberband.planner.balancing.shares import ShareLimits, held, keeps
 from rubberband.spec.space import parse
 from rubberband.values.adaptive import BatchLimits
-from rubberband.values.balance import Balance
+from rubberband.values.balance import Balance, even_shares, scale_shares
 from rubberband.values.offer import Offer
 from tests.builders import segments
 from tests.builders.filled import filled

@@ -42,10 +42,10 @@ from rubberband.executor.run.allowance import (
 )
 from rubberband.files import EXCLUSIVE, locked
 from rubberband.planning.feasible import PricesAndQuotas
+from rubberband.pools import process as pools
+from rubberband.pools.process import bring_up
 from rubberband.running import check, run
-from rubberband.running import pool as pools
 from rubberband.running.estimating import estimate
-from rubberband.running.pool import bring_up
 from rubberband.running.run import tune
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_policy

@@ -18,7 +18,7 @@ from rubberband.errors import InputError, NoCapacityError
 from rubberband.planning import prices_and_quotas
 from rubberband.planning.feasible import PlanningOptions
 from rubberband.planning.prices_and_quotas import answer, live_prices_and_quotas
-from rubberband.running import pool as pools
+from rubberband.pools import process as pools
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFile, PoolFolder, on_pool
 from rubberband.spec.resources import Aws

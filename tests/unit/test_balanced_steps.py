@@ -18,8 +18,8 @@ from rubberband.executor import WorkerGang as Gang
 from rubberband.executor.training.balancing import Availability, Balancing, at_least, can_balance
 from rubberband.executor.training.clocks import ComputeTimer, CudaTimer
 from rubberband.executor.training.sampler import FixedBatching
-from rubberband.planner.balancing import Line, Look, ShareLimits, even_shares
-from rubberband.values.balance import Balance
+from rubberband.planner.balancing import Line, Look, ShareLimits
+from rubberband.values.balance import Balance, even_shares
 from tests.builders import segments
 from tests.builders.fake_cuda import FakeCuda
 

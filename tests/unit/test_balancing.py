@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rubberband.planner.balancing import Look, ShareLimits, even_shares, make_balancer
+from rubberband.planner.balancing import Look, ShareLimits, make_balancer
 from rubberband.planner.balancing.paper import ENOUGH, Narx, OwnNarx
 from rubberband.planner.balancing.speed_balancer import (
     Ema,
@@ -18,7 +18,7 @@ from rubberband.planner.balancing.speed_balancer import (
     Memoryless,
     NormalisedEma,
 )
-from rubberband.values.balance import BALANCE_POLICIES, Balance
+from rubberband.values.balance import BALANCE_POLICIES, Balance, even_shares
 from tests.builders.balancing import CLUSTER, K80, M60, V100, Curve, best_s, even_limits, train
 
 EQUAL = (Curve(base_s=0.05, per_sample_s=0.01),) * 4

@@ -12,8 +12,8 @@ from rubberband.cloud.provider import INSTANCE_LABEL, ClusterProvider, Head, Ins
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
 from rubberband.executor import fleet
-from rubberband.running import pool
-from rubberband.running.pool import LeasedProvider
+from rubberband.pools import process as pool
+from rubberband.pools.process import LeasedProvider
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Market
 from tests.builders.waiting import eventually

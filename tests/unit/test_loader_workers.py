@@ -22,7 +22,7 @@ from rubberband.executor import Feed, GlobalBatchSampler, GradientNoise
 from rubberband.executor.training.data import DatasetBatches
 from rubberband.executor.training.loading import LoaderSettings, Part
 from rubberband.executor.training.sampler import sample_keys
-from rubberband.planner.balancing import even_shares
+from rubberband.values.balance import even_shares
 from tests.builders import segments
 from tests.builders.loaders import Augmented, curve, made, raising, run
 from tests.builders.segments import failure, reports

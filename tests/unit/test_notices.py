@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -371,7 +370,7 @@ def test_a_start_that_the_user_ends_is_no_notice(tmp_path: Path, monkeypatch: py
         for error in (Cancelled("no"), KeyboardInterrupt()):
             with (
                 pytest.raises(type(error)),
-                noticed_start(folder, [NotifyAddress(url_from=NAME)], os.environ, is_rehearsal=False),
+                noticed_start(folder, [NotifyAddress(url_from=NAME)], is_rehearsal=False),
             ):
                 raise error
     assert receiver.bodies == []
@@ -387,7 +386,7 @@ def test_an_address_that_does_not_take_a_failed_start_hides_no_error(
         monkeypatch.setattr(module, "SENDING_S", 0.2)
         with (
             pytest.raises(InputError, match="no trial"),
-            noticed_start(folder, [NotifyAddress(url_from=NAME)], os.environ, is_rehearsal=False),
+            noticed_start(folder, [NotifyAddress(url_from=NAME)], is_rehearsal=False),
         ):
             raise InputError("there is no trial")
     assert len(receiver.bodies) == 1

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.executor import GlobalBatchSampler
-from rubberband.planner.balancing import even_shares, scale_shares
+from rubberband.values.balance import even_shares, scale_shares
 
 shares_lists = st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(lambda shares: sum(shares) > 0)
 

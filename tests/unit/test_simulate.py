@@ -14,11 +14,11 @@ from rubberband.commands.pool import WorkloadFormat, simulate
 from rubberband.errors import InputError
 from rubberband.planner.sharing.jobs import Application, CurveJob
 from rubberband.planner.sharing.simulation import fair_gpus
-from rubberband.planning import simulating
-from rubberband.planning.simulating import simulated
+from rubberband.pools import simulating
+from rubberband.pools.report import policy_table, render_simulation
+from rubberband.pools.simulating import simulated
 from rubberband.spec.loading import load_pool
 from rubberband.spec.profile_file import load_profile
-from rubberband.views.report.pool import policy_table, render_simulation
 from tests.builders.adaptdl_data import HEADER, write_data
 
 PROFILE = {

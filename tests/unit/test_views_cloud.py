@@ -16,9 +16,7 @@ from rubberband.cloud.virtual import VirtualClock, VirtualProvider
 from rubberband.executor import TrialReported
 from rubberband.executor.profiling.points import UpdateReports
 from rubberband.planner.sharing import Calendar, Span
-from rubberband.values.asynchronous import AsyncUse
-from rubberband.views.live.status import headline, lines, story_table
-from rubberband.views.report.pool import (
+from rubberband.pools.report import (
     autoscaled_words,
     colours_of,
     experiments_table,
@@ -26,6 +24,8 @@ from rubberband.views.report.pool import (
     promises_chart,
     render_pool,
 )
+from rubberband.values.asynchronous import AsyncUse
+from rubberband.views.live.status import headline, lines, story_table
 from rubberband.views.report.tables import update_line
 from tests.builders.memory import MemoryPoolJournal
 from tests.builders.pools import OFFER, lending_pool

@@ -31,8 +31,8 @@ from rubberband.executor.training.runner import Steps, clean_metrics
 from rubberband.executor.training.sampler import Batching, FixedBatching, GlobalBatch, reseed
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.torch_trial import TorchTrial, fault_of_words
-from rubberband.planner.balancing import even_shares
 from rubberband.values.asynchronous import AsyncUse
+from rubberband.values.balance import even_shares
 
 
 @dataclass(eq=False)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import secrets
 import socket
 import threading
 import time
@@ -26,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rubberband.executor.training.asynchronous.protocol import Order, Pace, Tally, Wire
+from rubberband.executor.training.asynchronous.protocol import SECRET_BYTES, Order, Pace, Tally, Wire
 from rubberband.executor.training.asynchronous.shards import Buffer, GradientPart, ServedShard, memory_of
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import describe
@@ -463,6 +464,11 @@ class ServerThreads:
         """`host:port` of each server."""
         self._error: BaseException | None = None
         self._running: list[tuple[ParameterServer, Thread]] = []
+
+    def beside(self, segment: Segment, num_workers: int) -> Segment:
+        """Return the segment as one of that many workers takes part in it."""
+        secret = secrets.token_hex(SECRET_BYTES)
+        return replace(segment, num_workers=num_workers, servers=self.addresses, secret=secret)
 
     def start(self, trial_class: type[TorchTrial], segment: Segment) -> None:
         """Serve one worker. The shards must fit into this machine's memory with the segment's number of workers.

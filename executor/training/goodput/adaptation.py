@@ -27,10 +27,10 @@ from rubberband.executor.training.metrics import Weight
 from rubberband.executor.training.sampler import Batching, GlobalBatch
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.step import TrainStep
-from rubberband.planner.balancing import even_shares
 from rubberband.planner.goodput import candidates, efficiency
 from rubberband.units import counted
 from rubberband.values.adaptive import MAX_GROWTH, AdaptiveBatch, BatchLimits, BatchUse
+from rubberband.values.balance import even_shares
 
 if TYPE_CHECKING:
     from rubberband.executor.training.loop import TorchRunner

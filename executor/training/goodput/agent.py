@@ -13,10 +13,10 @@ from dataclasses import InitVar, asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from rubberband.planner.balancing import even_shares
 from rubberband.planner.goodput import GoodputChoice, better, candidates, choose, choose_at, efficiency, step_s
 from rubberband.planner.goodput.fit import fit
 from rubberband.values.adaptive import BatchLimits, BatchPoint, Throughput
+from rubberband.values.balance import even_shares
 
 WINDOW = 8
 """The number of latest timings of each layout that count."""

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from rubberband.executor.result.batch_history import BatchStretch
 from rubberband.executor.result.result import Result, TrialResult
-from rubberband.planner.goodput import choose
 from rubberband.units import counted, duration
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.views.charts.parts import (
@@ -311,6 +310,8 @@ def _modelled(result: Result, used: Set[int]) -> dict[int, tuple[float, Curve]]:
 
 
 def _curve(profile: GoodputProfile, noise_scale: float, per_instance: int, counts: Sequence[int]) -> Curve:
+    from rubberband.planner.goodput import choose
+
     return {
         gpus: choose(profile.throughput, noise_scale, profile.limits, -(-gpus // per_instance), gpus).batch_size
         for gpus in counts

@@ -7,12 +7,12 @@ asynchronous workers, and how time and cost vary.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rubberband.planner import Estimate, Lane, Point, method_of
 from rubberband.planner.exact.table import Floats
-from rubberband.planner.queueing import Curve, curve, knee, planned_updates_per_s
 from rubberband.units import counted, duration, format_duration, format_usd, gpus_each, in_unit
 from rubberband.values.profile import Profile
 from rubberband.views.charts.parts import (
@@ -31,6 +31,9 @@ from rubberband.views.estimate.tables import fixed_cluster, percent
 from rubberband.views.formatting import Card, TextTable, difference, printable
 from rubberband.views.report.page import STRIP, STRIP_END, chart_section, page, page_header, table_section
 
+if TYPE_CHECKING:
+    from rubberband.planner.queueing import Curve
+
 THROUGHPUT_NOTE = (
     "Updates per second that plans count with, and the band of the queueing model: the workers wait for each other at "
     "the parameter servers and on their links."
@@ -44,6 +47,8 @@ def throughput_chart(profile: Profile, used: Collection[int]) -> Figure:
 
     The profile is a case's, with a model of the workers.
     """
+    from rubberband.planner.queueing import curve, knee, planned_updates_per_s
+
     model = profile.asynchronous
     assert model is not None, "only asynchronous training has updates"
     bend = knee(model)

@@ -1,4 +1,4 @@
-"""A pool from its file to its broker's process, which `python -m rubberband.running.pool FOLDER` runs."""
+"""A pool from its file to its broker's process, which `python -m rubberband.pools.process FOLDER` runs."""
 
 from __future__ import annotations
 
@@ -236,8 +236,6 @@ def _machines(pool: PoolFile, folder: PoolFolder, offered: Offer) -> ClusterProv
             slots_on_machine=offered.gpus * offered.max_instances,
             not_before=not_before,
         )
-    from rubberband.running.pool import LeasedProvider
-
     request = ClusterRequest(
         experiment=pool.name,
         run="",
@@ -299,10 +297,6 @@ def main(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
 
 
 _log = logging.getLogger(__name__)
@@ -456,3 +450,7 @@ class LeasedProvider(ClusterProvider):
             self._connection.close()
         finally:
             self._cluster.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -10,7 +10,7 @@ from typing import Any
 
 from rubberband.planner.sharing import Calendar
 from rubberband.planner.sharing.simulation import Outcome
-from rubberband.planning.simulating import Simulation
+from rubberband.pools.simulating import Simulation
 from rubberband.units import counted, format_duration, format_usd
 from rubberband.views.charts.parts import (
     PLANNED,
