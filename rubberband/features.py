@@ -38,19 +38,19 @@ LOOP: tuple[Socket, ...] = ("division", "batching", "loop")
 Panel = Literal["Plan", "Run", "Results", "Service and EC2"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Feature:
-    """A feature."""
+    """A feature. Its modules and what it joins are named below `rubberband`."""
 
     name: str
-    modules: tuple[str, ...]
-    """Its folders and files below `rubberband`, which the core does not import."""
     page: str
     """Its page of docs."""
+    modules: tuple[str, ...]
+    """Its folders and files, which the core does not import."""
     words: tuple[str, ...] = ()
     """Keys of an experiment file that ask for it, some with the value that does."""
     joins: Mapping[Socket, str] = field(default_factory=dict)
-    """Socket -> `module:name` below `rubberband`."""
+    """Socket -> `module:name`."""
     commands: Mapping[str, tuple[Panel, str, str]] = field(default_factory=dict)
     """Command -> panel of the help, module in `rubberband.commands`, and the first sentence of its help."""
 
@@ -60,111 +60,98 @@ class Feature:
         return find_spec(f"rubberband.{self.modules[0]}") is not None
 
 
-_TRAINING = "executor.training"
+_TRAIN, _SERVERS, _RUN = "executor.training", "executor.training.asynchronous", "executor.run"
+_HOST: Panel = "Service and EC2"
 
 FEATURES = (
     Feature(
-        name="Uneven shares of a batch",
-        modules=(f"{_TRAINING}.balancing", "planner.balancing"),
-        page="unequal-workers.md",
-        words=("batch.balance",),
-        joins={"division": f"{_TRAINING}.balancing:make_division"},
+        "Uneven shares of a batch",
+        "unequal-workers.md",
+        (f"{_TRAIN}.balancing", "planner.balancing"),
+        ("batch.balance",),
+        {"division": f"{_TRAIN}.balancing:make_division"},
     ),
     Feature(
-        name="Elastic batches",
-        modules=(f"{_TRAINING}.goodput", "planner.goodput"),
-        page="elastic-batches.md",
-        words=("batch.policy: goodput",),
-        joins={"batching": f"{_TRAINING}.goodput.adaptation:make_batching"},
+        "Elastic batches",
+        "elastic-batches.md",
+        (f"{_TRAIN}.goodput", "planner.goodput"),
+        ("batch.policy: goodput",),
+        {"batching": f"{_TRAIN}.goodput.adaptation:make_batching"},
     ),
     Feature(
-        name="Asynchronous training",
-        modules=(f"{_TRAINING}.asynchronous", "executor.ray.async_attempt", "planner.queueing"),
-        page="asynchronous.md",
-        words=("training.mode: async",),
-        joins={
-            "loop": f"{_TRAINING}.asynchronous.runner:make_runner",
+        "Asynchronous training",
+        "asynchronous.md",
+        (_SERVERS, "executor.ray.async_attempt", "planner.queueing"),
+        ("training.mode: async",),
+        {
+            "loop": f"{_SERVERS}.runner:make_runner",
             "attempt": "executor.ray.async_attempt:AsyncAttempt",
-            "server": f"{_TRAINING}.asynchronous.server:run_server",
-            "servers": f"{_TRAINING}.asynchronous.server:ServerThreads",
+            "server": f"{_SERVERS}.server:run_server",
+            "servers": f"{_SERVERS}.server:ServerThreads",
         },
     ),
     Feature(
-        name="Programs",
-        modules=(
-            f"{_TRAINING}.command_runner",
-            f"{_TRAINING}.function_process",
-            f"{_TRAINING}.printed",
-            f"{_TRAINING}.program",
-            f"{_TRAINING}.program_check",
-            f"{_TRAINING}.program_gang",
-            "running.parser_probe",
-            "running.program_options",
-        ),
-        page="commands.md",
-        words=("entrypoint.command",),
-        joins={"programs": "running.program_options", "program check": f"{_TRAINING}.program_check:ProgramCheck"},
+        "Programs",
+        "commands.md",
+        (f"{_TRAIN}.programs", "running.parser_probe", "running.program_options"),
+        ("entrypoint.command",),
+        {"programs": "running.program_options", "program check": f"{_TRAIN}.programs.check:ProgramCheck"},
     ),
-    Feature(name="Integrations", modules=("integrations",), page="integrations.md"),
+    Feature("Integrations", "integrations.md", ("integrations",)),
     Feature(
-        name="Trackers",
-        modules=("executor.run.trackers",),
-        page="results.md",
-        words=("track",),
-        joins={
-            "installed": "executor.run.trackers:require_trackers",
-            "observers": "executor.run.trackers:tracker_threads",
+        "Trackers",
+        "results.md",
+        (f"{_RUN}.trackers",),
+        ("track",),
+        {"installed": f"{_RUN}.trackers:require_trackers", "observers": f"{_RUN}.trackers:tracker_threads"},
+    ),
+    Feature(
+        "Notices",
+        "results.md",
+        (f"{_RUN}.notices",),
+        ("notify",),
+        {
+            "runnable": f"{_RUN}.notices:require_addresses",
+            "start": f"{_RUN}.notices:noticed_start",
+            "observers": f"{_RUN}.notices:notice_threads",
         },
     ),
     Feature(
-        name="Notices",
-        modules=("executor.run.notices",),
-        page="results.md",
-        words=("notify",),
-        joins={
-            "runnable": "executor.run.notices:require_addresses",
-            "start": "executor.run.notices:noticed_start",
-            "observers": "executor.run.notices:notice_threads",
-        },
-    ),
-    Feature(
-        name="EC2",
-        modules=("cloud.aws", "commands.aws", "commands.cloud", "commands.on_head"),
-        page="ec2.md",
-        words=("resources.provider: aws",),
+        "EC2",
+        "ec2.md",
+        ("cloud.aws", "commands.aws", "commands.cloud", "commands.on_head"),
+        ("resources.provider: aws",),
         commands={
-            "aws": ("Service and EC2", "aws", "Set up an account of AWS, or check it."),
-            "cloud": ("Service and EC2", "cloud", "Manage the head and images; show prices."),
+            "aws": (_HOST, "aws", "Set up an account of AWS, or check it."),
+            "cloud": (_HOST, "cloud", "Manage the head and images; show prices."),
         },
     ),
+    Feature("Ray clusters", "clusters.md", ("cloud.ray_cluster",), ("resources.provider: ray",)),
     Feature(
-        name="Ray clusters", modules=("cloud.ray_cluster",), page="clusters.md", words=("resources.provider: ray",)
-    ),
-    Feature(
-        name="Pools",
-        modules=("cloud.pool", "planner.sharing", "pools", "commands.pool"),
-        page="pool.md",
-        words=("resources.pool",),
-        joins={"lender": "cloud.pool:open_cluster", "broker": "cloud.pool:RemotePool"},
-        commands={
+        "Pools",
+        "pool.md",
+        ("cloud.pool", "planner.sharing", "pools", "commands.pool"),
+        ("resources.pool",),
+        {"lender": "cloud.pool:open_cluster", "broker": "cloud.pool:RemotePool"},
+        {
             "simulate": ("Plan", "pool", "Simulate policies that share a pool."),
-            "pool": ("Service and EC2", "pool", "Manage a pool that experiments share."),
+            "pool": (_HOST, "pool", "Manage a pool that experiments share."),
         },
     ),
     Feature(
-        name="Service",
-        modules=("api", "commands.serve"),
-        page="service.md",
+        "Service",
+        "service.md",
+        ("api", "commands.serve"),
         joins={"listing": "api.store:open_store"},
         commands={
-            "serve": ("Service and EC2", "serve", "Serve previews, runs and the dashboard."),
-            "token": ("Service and EC2", "store", "Manage the tokens of a service."),
+            "serve": (_HOST, "serve", "Serve previews, runs and the dashboard."),
+            "token": (_HOST, "store", "Manage the tokens of a service."),
         },
     ),
     Feature(
-        name="Backup",
-        modules=("running.backup", "running.restore", "commands.store"),
-        page="production.md",
+        "Backup",
+        "production.md",
+        ("running.backup", "running.restore", "commands.store"),
         commands={
             "backup": ("Results", "store", "Back up experiments, service and pools."),
             "restore": ("Results", "store", "Restore a home from a backup."),

@@ -40,8 +40,8 @@ class TrialKind:
 
 
 KINDS = (
-    TrialKind("program", lambda target: isinstance(target, ProgramCommand), f"{_TRAINING}.command_runner:make_runner"),
-    TrialKind("function", is_distributed, f"{_TRAINING}.function_process:make_runner"),
+    TrialKind("program", lambda target: isinstance(target, ProgramCommand), f"{_TRAINING}.programs.runner:make_runner"),
+    TrialKind("function", is_distributed, f"{_TRAINING}.programs.functions:make_runner"),
     TrialKind("function", lambda target: not isinstance(target, type), f"{_TRAINING}.runner:make_function_runner"),
     TrialKind("TorchTrial", lambda target: issubclass(target, TorchTrial), f"{_TRAINING}.loop:make_runner"),
     TrialKind("Trial", lambda target: True, f"{_TRAINING}.runner:make_trial_runner"),

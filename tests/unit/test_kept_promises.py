@@ -26,7 +26,7 @@ from rubberband.executor import begin_journal as begin
 from rubberband.executor.checkpoints import folders
 from rubberband.executor.checkpoints import scratch as scratches
 from rubberband.executor.core.forecast import lateness
-from rubberband.executor.training.command_runner import CommandRunner
+from rubberband.executor.training.programs.runner import CommandRunner
 from rubberband.planner.planning import LOWER_CONFIDENCES, _likeliest
 from rubberband.states import ExperimentState
 from rubberband.values.command import Metrics, ProgramCommand

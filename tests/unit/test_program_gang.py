@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from rubberband.executor import CheckpointStore, Entrypoint, TrialFailure, run_segment, worker_process
-from rubberband.executor.training import command_runner, reporting
+from rubberband.executor.training import reporting
 from rubberband.executor.training.lifeline import connected
-from rubberband.executor.training.program_gang import Place, ProgramGang
+from rubberband.executor.training.programs import runner as command_runner
+from rubberband.executor.training.programs.gang import Place, ProgramGang
 from rubberband.values.command import Metrics, ProgramCommand
 from rubberband.values.environment import Environment
 from tests.builders.segments import SEGMENT

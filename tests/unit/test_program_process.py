@@ -11,8 +11,8 @@ from typing import cast
 
 import pytest
 
-from rubberband.executor.training.printed import Printed
-from rubberband.executor.training.program import ProgramProcess
+from rubberband.executor.training.programs.printed import Printed
+from rubberband.executor.training.programs.process import ProgramProcess
 from rubberband.values.command import Metrics
 from tests.builders.waiting import eventually
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from rubberband.executor.training.failures import UnclearMetric
-from rubberband.executor.training.program import ProgramProcess
+from rubberband.executor.training.programs.process import ProgramProcess
 from rubberband.units import shown
 from rubberband.values.command import (
     CHECKPOINT_PLACE,

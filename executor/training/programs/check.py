@@ -20,8 +20,8 @@ from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT, CheckpointRef
 from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault, brief, close_all, read_alike
 from rubberband.executor.training.check_workers import failure_of, gang_of, train_side_by_side
-from rubberband.executor.training.command_runner import CommandRunner
 from rubberband.executor.training.failures import TrainingEnded, TrialFailure
+from rubberband.executor.training.programs.runner import CommandRunner
 from rubberband.executor.training.run import make_runner, run_segment
 from rubberband.executor.training.segment import Segment, SegmentReport
 from rubberband.units import counted

@@ -1,6 +1,6 @@
 """A function that runs in every worker of a gang: its runner, and the process of its own in which it is called.
 
-It is a program as any other (`command_runner.py`), whose command line is this module. The order lies beside the socket
+It is a program as any other (`runner.py`), whose command line is this module. The order lies beside the socket
 of its reports, and so does the failure that it ends with.
 """
 
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.executor.training import reporting
-from rubberband.executor.training.command_runner import CommandRunner
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import FailedInProcess, describe, refused
-from rubberband.executor.training.program_gang import ProgramGang
+from rubberband.executor.training.programs.gang import ProgramGang
+from rubberband.executor.training.programs.runner import CommandRunner
 from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.trial import flat

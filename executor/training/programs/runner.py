@@ -24,9 +24,17 @@ from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import TrainingEnded, TrialFailure, WorkerTrace, refused
 from rubberband.executor.training.guard import NOT_STARTED
-from rubberband.executor.training.printed import BESIDE_S, SHORTEST_S, MetricLine, Printed, Signature, newest, signature
-from rubberband.executor.training.program import ProgramProcess
-from rubberband.executor.training.program_gang import ProgramGang
+from rubberband.executor.training.programs.gang import ProgramGang
+from rubberband.executor.training.programs.printed import (
+    BESIDE_S,
+    SHORTEST_S,
+    MetricLine,
+    Printed,
+    Signature,
+    newest,
+    signature,
+)
+from rubberband.executor.training.programs.process import ProgramProcess
 from rubberband.executor.training.reporting import BEGUN, CHECKPOINT, CONFIG, GO_ON, LINE, short
 from rubberband.executor.training.runner import Runner, Steps, clean_metrics
 from rubberband.executor.training.segment import Segment
