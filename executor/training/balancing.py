@@ -142,7 +142,6 @@ class Balancing(Division):
         self._pace, self._level = 1.0, _Level()
 
     def shares(self, batch_size: int, num_workers: int) -> Sequence[int]:
-        """Return the samples of each worker in a batch of that size."""
         if batch_size == self._size:
             return self._now
         if self._now == even_shares(self._size, num_workers):
@@ -289,7 +288,6 @@ class Balancing(Division):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values for `load_state_dict`."""
         return {"shares": self._now, "balancer": self._balancer.state()}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:

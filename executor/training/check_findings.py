@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,7 +93,6 @@ class TrialCheck:
 
 
 def brief(configuration: Mapping[str, Any]) -> str:
-    """Return a configuration in one line."""
     return " ".join(
         f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in configuration.items()
@@ -126,10 +124,3 @@ def difference(one: Any, other: Any, place: str, tolerance: float = 0.0) -> str 
     else:
         same = not isinstance(one, (bool, int, float, str, bytes)) or repr(one) == repr(other)
     return None if same else place
-
-
-def close_all(resources: list[Any]) -> None:
-    """Close resources, the latest first, whatever fails."""
-    while resources:
-        with suppress(Exception):
-            resources.pop().close()

@@ -124,7 +124,6 @@ class TrainServer:
         theirs.close()
 
     def train(self, segments: Sequence[Segment]) -> list[WorkerRun]:
-        """Train segments side by side."""
         with suppress(EOFError, OSError):  # it was killed: there is too little memory
             self._orders.send(segments)
             runs: list[WorkerRun] = self._orders.recv()
@@ -132,7 +131,6 @@ class TrainServer:
         return [WorkerRun() for _ in segments]
 
     def close(self) -> None:
-        """End the process."""
         self._process.kill()
         self._process.join()
         self._orders.close()

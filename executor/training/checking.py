@@ -28,7 +28,7 @@ from typing import IO, Any
 
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
-from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault, close_all, difference
+from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault, difference
 from rubberband.executor.training.distributed import GANGS, is_distributed
 from rubberband.executor.training.entrypoint import NotHereError
 from rubberband.executor.training.failures import (
@@ -43,7 +43,7 @@ from rubberband.executor.training.failures import (
     refused,
 )
 from rubberband.executor.training.kinds import kind_of
-from rubberband.executor.training.run import make_runner
+from rubberband.executor.training.run import close_all, make_runner
 from rubberband.executor.training.runner import Runner
 from rubberband.executor.training.segment import Segment
 from rubberband.features import part
@@ -237,7 +237,7 @@ class StepwiseCheck:
                 saved = runner.saved_iterations(1)
                 runner.part()
         finally:
-            close_all(resources)
+            close_all(resources, segment)
         self._found.checkpoint_bytes = len(payload)
         if runner.ended:
             return
@@ -269,7 +269,6 @@ class StepwiseCheck:
         return metrics
 
     def _continue(self, segment: Segment, payload: bytes) -> None:
-        """Go on from the checkpoint."""
         resources: list[Any] = []
         try:
             with self._step("restore"):
@@ -285,7 +284,7 @@ class StepwiseCheck:
                 with self._step("continue"), suppress(TrainingEnded):
                     runner.iterate(2)
         finally:
-            close_all(resources)
+            close_all(resources, segment)
 
     @contextmanager
     def _step(self, name: str, *, goes_on: bool = False) -> Any:
@@ -387,7 +386,6 @@ def _end_with_driver() -> None:
 
 
 def main() -> None:
-    """Check the trial of the order on stdin."""
     faulthandler.enable()
     order: CheckOrder
     order, limit_s = pickle.load(sys.stdin.buffer)

@@ -211,11 +211,9 @@ class Model(Component):
     device: str | torch.device
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the module."""
         return self.module.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state of a module with the same layers."""
         self.module.load_state_dict(state)
         self.module.to(self.device)  # a module with a load_state_dict of its own may have kept what it was given
 
@@ -228,7 +226,6 @@ class TrainedParameters(Component):
     optimizers: Sequence[Optimizer] = ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the names."""
         named = dict(self.module.named_parameters())
         names = {id(each): name for name, each in named.items()}
         groups = [
@@ -260,7 +257,6 @@ class Optimizers(Component):
     optimizers: Group[Optimizer]
 
     def state_dict(self) -> Any:
-        """Return their states."""
         return self.optimizers.state_dict()
 
     def load_state_dict(self, state: Any) -> None:

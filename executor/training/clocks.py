@@ -161,7 +161,6 @@ class CudaTimer(_GradientTimer):
 
 
 def make_timer(gang: Gang, device: torch.device) -> ComputeTimer:
-    """Return the timer for a worker's device."""
     return CudaTimer() if device.type == "cuda" else CpuTimer(gang)
 
 

@@ -73,7 +73,6 @@ class Comparison:
         self._elsewhere = TrainServer(entrypoint, train, limit_s=limit_s, hash_seed=seed)
 
     def run(self) -> Findings:
-        """Train and compare."""
         alone = self._gang(1)
         if not self._is_gang:
             (one,) = self._here.train(alone)
@@ -170,7 +169,6 @@ class Comparison:
         return difference(ones, others, "", _REPEATED) if ones and others else None
 
     def close(self) -> None:
-        """End the processes."""
         self._here.close()
         self._elsewhere.close()
         self._folder.cleanup()

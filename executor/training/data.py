@@ -447,7 +447,6 @@ class Feed(Component):
             self._stream.move_to(self._marks)
 
     def close(self) -> None:
-        """End the loader workers, or threads."""
         if self._workers is not None:
             self._workers.close()
         if self._rows is not None:

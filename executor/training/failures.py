@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from itertools import islice
 from linecache import getline
@@ -91,19 +90,6 @@ class TrainingEnded(Exception):
 
 class GangBroken(Exception):
     """Another worker of the gang failed, and not this one."""
-
-
-class Peers(ABC):
-    """The other workers of a gang."""
-
-    @property
-    @abstractmethod
-    def broken(self) -> str:
-        """How the gang lost one of them, in one line; empty while it has all."""
-
-    @abstractmethod
-    def fail(self, line: str) -> None:
-        """Report to them that this worker failed, and why."""
 
 
 def describe(

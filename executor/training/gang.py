@@ -28,8 +28,8 @@ import torch._dynamo
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
-from rubberband.executor.training.failures import GangBroken, Peers, TrialFailure
-from rubberband.executor.training.lifeline import Lifeline, accepted, connected
+from rubberband.executor.training.failures import GangBroken, TrialFailure
+from rubberband.executor.training.lifeline import Lifeline, Peers, accepted, connected
 from rubberband.executor.training.trial import Device
 from rubberband.executor.training.worker_process import take_port
 
@@ -90,21 +90,6 @@ class Gang(Peers):
             line.close()
             raise
         return cls(rank, num_workers, store, device, line)
-
-    @property
-    def broken(self) -> str:
-        """How the gang lost another worker, in one line; empty while it has all."""
-        return "" if self._line is None else self._line.broken
-
-    def check(self) -> None:
-        """Raise GangBroken if another worker failed or is gone: what collectives returned since is worthless."""
-        if self.broken:
-            raise GangBroken(self.broken)
-
-    def fail(self, line: str) -> None:
-        """Report to the others, at once, that this worker failed, and why."""
-        if self._line is not None:
-            self._line.fail(line)
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:

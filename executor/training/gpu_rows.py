@@ -95,7 +95,6 @@ class Residence:
         return had_any
 
     def close(self) -> None:
-        """Give the memory back, and end the thread."""
         self.leave()
         self._pool.shutdown()
 
@@ -164,11 +163,9 @@ class GpuRows:
         return moved
 
     def leave(self) -> bool:
-        """Give the GPU's memory back; return whether there was any."""
         return self._residence.leave()
 
     def close(self) -> None:
-        """End the threads."""
         self._pool.shutdown(cancel_futures=True)
         self._residence.close()
 

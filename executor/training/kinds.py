@@ -49,5 +49,4 @@ KINDS = (
 
 
 def kind_of(target: Any) -> TrialKind:
-    """Return the kind of what an entry point names."""
     return next(kind for kind in KINDS if kind.is_of(target))

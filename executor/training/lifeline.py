@@ -15,6 +15,8 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 
+from rubberband.executor.training.failures import GangBroken
+
 _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """A machine that answers nothing for 20 s is lost."""
 _NAMED_S = 5.0
@@ -97,6 +99,28 @@ class Lifeline:
             _quietly(lambda line=line: (line.sendall(message), line.shutdown(socket.SHUT_WR)))  # type: ignore[misc]
 
 
+class Peers:
+    """The other workers of a gang, at the other ends of this one's life line."""
+
+    _line: Lifeline | None
+    """None for a gang of one."""
+
+    @property
+    def broken(self) -> str:
+        """How the gang lost another worker, in one line; empty while it has all."""
+        return "" if self._line is None else self._line.broken
+
+    def check(self) -> None:
+        """Raise GangBroken if another worker failed or is gone: what collectives returned since is worthless."""
+        if self.broken:
+            raise GangBroken(self.broken)
+
+    def fail(self, line: str) -> None:
+        """Report to the others, at once, that this worker failed, and why."""
+        if self._line is not None:
+            self._line.fail(line)
+
+
 def accepted(listener: socket.socket, num_workers: int, timeout_s: float) -> dict[int, socket.socket]:
     """Return rank 0's connections, by rank. Raises TimeoutError if a worker does not come."""
     lines: dict[int, socket.socket] = {}
@@ -112,7 +136,7 @@ def accepted(listener: socket.socket, num_workers: int, timeout_s: float) -> dic
         if not 0 < rank < num_workers or rank in lines:
             line.close()
             continue
-        lines[rank] = _kept_alive(line)
+        lines[rank] = kept_alive(line)
     return lines
 
 
@@ -120,10 +144,11 @@ def connected(host: str, port: int, rank: int, timeout_s: float) -> dict[int, so
     """Return the connection of another worker to rank 0. Raises OSError."""
     line = socket.create_connection((host, port), timeout_s)
     line.sendall(f"{rank:04d}".encode())
-    return {0: _kept_alive(line)}
+    return {0: kept_alive(line)}
 
 
-def _kept_alive(line: socket.socket) -> socket.socket:
+def kept_alive(line: socket.socket) -> socket.socket:
+    """Let the kernel close a connection whose other machine is lost."""
     line.settimeout(None)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():

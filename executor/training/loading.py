@@ -97,7 +97,6 @@ class Part:
     epoch: int
 
     def equals(self, other: Part) -> bool:
-        """Whether both are the same samples, in the same order."""
         return self.epoch == other.epoch and np.array_equal(self.indices, other.indices)
 
 

@@ -281,7 +281,6 @@ class EvalLoader:
         return map(self._feed.load, parts)
 
     def close(self) -> None:
-        """End the loader workers."""
         self._feed.close()
 
     def _again(self) -> Iterator[Part]:
@@ -314,7 +313,6 @@ class Evaluation(Component):
             self._loader = EvalLoader(dataset, make_feed, batch_size=batch_size, rank=rank, num_workers=num_workers)
 
     def close(self) -> None:
-        """End the loader workers."""
         if self._loader is not None:
             self._loader.close()
 
@@ -345,7 +343,6 @@ class Evaluation(Component):
         return {name: value for name, value in floats.items() if value is not None}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Continue from the `state`."""
         self._latest = state
 
     def _evaluated(self, module: torch.nn.Module, iterations: int) -> Mapping[str, Any]:

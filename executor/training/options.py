@@ -58,7 +58,6 @@ class Group(Generic[T]):
         self.members: list[T] = [built] if self._several is None else list(self._several.values())
 
     def state_dict(self) -> Any:
-        """Return the state of the object, or those of several by name or number."""
         if self._several is None:
             return self.built.state_dict()
         return {name: each.state_dict() for name, each in self._several.items()}  # type: ignore[attr-defined]
@@ -159,7 +158,6 @@ class Precision(Component):
         self.scaled(loss).backward()  # type: ignore[no-untyped-call]
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """Return the loss, times the scale."""
         return loss if self._scaler is None else self._scaler.scale(loss)
 
     def step(self) -> bool:
@@ -202,7 +200,6 @@ class Precision(Component):
         self._has_stepped = True
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return plain values for `load_state_dict`; None if there are none."""
         return None if self._scaler is None else self._scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
@@ -211,7 +208,6 @@ class Precision(Component):
             self._scaler.load_state_dict(state)
 
     def close(self) -> None:
-        """Drop the optimizer."""
         if self._scaler is not None:
             self._hook.remove()
         del self._optimizer

@@ -20,11 +20,10 @@ from rubberband.executor.checkpoints.scratch import on_machine
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.training import failures
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.failures import Peers, TrainingEnded, describe
+from rubberband.executor.training.failures import TrainingEnded, describe
 from rubberband.executor.training.kinds import kind_of
-from rubberband.executor.training.runner import (
-    Runner,
-)
+from rubberband.executor.training.lifeline import Peers
+from rubberband.executor.training.runner import Runner
 from rubberband.executor.training.segment import (
     Segment,
     SegmentEnded,
@@ -217,14 +216,10 @@ def make_runner(entrypoint: Entrypoint, segment: Segment, resources: list[_Closa
 def close_all(resources: list[_Closable], segment: Segment) -> None:
     """Close what a segment has opened, in the reverse order."""
     while resources:
-        _close(resources.pop(), segment)
-
-
-def _close(resource: _Closable, segment: Segment) -> None:
-    try:
-        resource.close()
-    except Exception:
-        _log.warning("trial %d: closing it after its segment failed", segment.trial, exc_info=True)
+        try:
+            resources.pop().close()
+        except Exception:
+            _log.warning("trial %d: closing it after its segment failed", segment.trial, exc_info=True)
 
 
 # Reports on their way to the driver: each goes out in its turn, when its checkpoint is durable.

@@ -236,7 +236,6 @@ class Runner(ABC):
                 return metrics
 
     def batch_report(self) -> BatchReport:
-        """Return what to report of the batches of the latest iteration."""
         return BatchReport()
 
     @abstractmethod
@@ -584,17 +583,14 @@ class FunctionRunner(Runner):
             raise SegmentOver
 
     def checkpoint(self) -> Any:
-        """Return the function's last checkpoint."""
         return None if self._state is None else unpickled(self._state, place_of(self._segment.device), self._folders)
 
     @property
     def segment(self) -> Segment:
-        """The segment."""
         return self._segment
 
     @property
     def iteration(self) -> int:
-        """The number of the iteration that the function reports next."""
         return self._iteration
 
     @property

@@ -118,11 +118,9 @@ class GlobalBatchSampler(Component):
         self.epoch, self.position = epoch, position
 
     def state_dict(self) -> tuple[int, int]:
-        """Return (epoch, position)."""
         return self.epoch, self.position
 
     def load_state_dict(self, state: tuple[int, int]) -> None:
-        """Continue from there. Raises ValueError for a position outside the epoch."""
         self.move_to(*state)
 
     @property

@@ -402,7 +402,6 @@ def lacks_loss(target: type) -> bool:
 
 
 def has_own_step(target: type[TorchTrial]) -> bool:
-    """Return whether a class of trials overrides `step`."""
     return has_override(target, "step")
 
 

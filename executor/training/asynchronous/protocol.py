@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rubberband.executor.training.lifeline import kept_alive
+
 
 @dataclass(eq=False)
 class Pace:
@@ -60,7 +62,6 @@ class Pace:
 
     @property
     def workers(self) -> Sequence[str]:
-        """Workers that are there."""
         return tuple(self._clocks)
 
     def join(self, worker: str, hand: int = 1) -> None:
@@ -190,7 +191,6 @@ class Order:
         return self.cut < self.last and self.low >= self.boundaries[self.cut + 1 - self.first]
 
     def end(self) -> int:
-        """End the present iteration; return its number."""
         self.cut += 1
         return self.cut
 
@@ -221,7 +221,6 @@ class Tally:
                 self._times[name] = self._times.get(name, 0.0) + seconds
 
     def use(self, workers: int, now: float) -> dict[str, float]:
-        """Return the fields of an AsyncUse that the first server knows."""
         mean = {name: self._times.get(name, 0.0) / max(self._timed, 1) for name in TIMES}
         return mean | {
             "workers": workers,
@@ -247,8 +246,6 @@ TIMES = ("compute_s", "up_s", "wait_s", "server_s", "down_s")
 SECRET_BYTES = 32
 CONNECT_TIMEOUT_S = 30.0
 _LENGTH = struct.Struct("!I")
-_SILENCE_S = 10
-"""Seconds without an answer of the other machine after which the kernel begins to ask for one."""
 
 
 class Wire:
@@ -256,19 +253,12 @@ class Wire:
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if hasattr(socket, "TCP_KEEPIDLE"):
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENCE_S)
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _SILENCE_S // 2)
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-        self._socket = connected
+        self._socket = kept_alive(connected)
 
     @classmethod
     def connect(cls, address: str, secret: str) -> Wire:
-        """Connect to the server at `host:port`."""
         host, _, port = address.rpartition(":")
         connected = socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S)
-        connected.settimeout(None)
         wire = cls(connected)
         connected.sendall(bytes.fromhex(secret))
         return wire
@@ -292,7 +282,6 @@ class Wire:
         self._socket.sendall(_LENGTH.pack(len(encoded)) + encoded)
 
     def write(self, content: memoryview | bytes) -> None:
-        """Send bytes."""
         if len(content):
             self._socket.sendall(content)
 
@@ -306,7 +295,6 @@ class Wire:
         return found
 
     def read(self, memory: memoryview) -> None:
-        """Fill the memory."""
         while len(memory):
             count = self._socket.recv_into(memory)
             if count == 0:
@@ -314,7 +302,6 @@ class Wire:
             memory = memory[count:]
 
     def content(self, header: dict[str, Any]) -> bytearray:
-        """Read the bytes that follow the header."""
         found = bytearray(header["bytes"])
         self.read(memoryview(found))
         return found

@@ -79,7 +79,6 @@ class AsyncRunner(TorchRunner):
         self._clip_norm = trial.gradient_clip_norm
 
     def _check(self) -> None:
-        """Raise TrialFailure for a trial that cannot be trained asynchronously."""
         trial, servers = self.trial, self._training.servers
         fault = fault_of_words(trial, self._training, self._workers)
         if self.feed.is_stream:
@@ -230,7 +229,6 @@ class AsyncRunner(TorchRunner):
         return GlobalBatch(indices=mine, shares=(len(mine),), epoch=whole.epoch)
 
     def _boundary_of_epoch(self) -> int:
-        """Return the batches of an epoch."""
         total, size = self.feed.num_samples, self.batch_size
         return total // size if self.trial.drop_last else -(-total // size)
 

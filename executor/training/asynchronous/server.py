@@ -498,7 +498,6 @@ class ServerThreads:
         return self._error
 
     def close(self) -> None:
-        """End the servers. Idempotent."""
         for server, _ in self._running:
             server.end()
         for listener in self._listeners:

@@ -309,7 +309,6 @@ class Servers:
         self._on_all(tell)
 
     def close(self) -> None:
-        """Leave. Idempotent."""
         self._hang_up()
         if self._pool is not None:
             self._pool.shutdown()
@@ -320,7 +319,6 @@ class Servers:
 
     @property
     def sizes_bytes(self) -> list[int]:
-        """Bytes of the tensors, in their order."""
         return [size_bytes(each) for each in self._parameters.values()]
 
 

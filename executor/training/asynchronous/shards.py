@@ -54,7 +54,6 @@ def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def size_bytes(tensor: Tensor) -> int:
-    """Return the bytes of its elements."""
     return tensor.numel() * tensor.element_size()
 
 
@@ -98,7 +97,6 @@ class Buffer:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the buffer."""
         return self.whole.numel()
 
 
@@ -185,12 +183,10 @@ class ServedShard:
             self._step_schedules()
 
     def end_iteration(self) -> None:
-        """Step a schedule that steps once an iteration."""
         if self._trial.scheduler_step == "iteration":
             self._step_schedules()
 
     def step_plateau(self, value: float) -> None:
-        """Step a ReduceLROnPlateau with its metric."""
         for schedule in [] if self._schedules is None else self._schedules.members:
             if isinstance(schedule, ReduceLROnPlateau):
                 schedule.step(value)

@@ -229,7 +229,6 @@ class BatchAgent:
         return min(1.0, self._model.alpha_grad_s / median(seconds / steps for steps, seconds in latest))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return its knowledge as plain values."""
         return {
             "seen": [(key, self._seen_at[key], list(timings)) for key, timings in self._seen.items()],
             "stretches": self._num_stretches,

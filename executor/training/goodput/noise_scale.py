@@ -131,7 +131,6 @@ class NoiseScale:
         self._size = max(size + SIZE_SHARE * (estimate.trace - size), SIZE_SHARE * size, _TINY)
 
     def reading(self) -> NoiseReading:
-        """Return phi so far."""
         if self._estimates < LEAST_ESTIMATES:
             trace, squared_norm = self._averages.means()[:, -1]
             return self._reading(self._kept(0.0), trace, squared_norm)
@@ -176,7 +175,6 @@ class NoiseScale:
         return float(trace[chosen]), float(trace_error[chosen]), float(squared_norm[chosen]), float(error[chosen])
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             "kind": self._kind,
             "preconditioner": self._preconditioner,
@@ -187,7 +185,6 @@ class NoiseScale:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
         self._kind, self._preconditioner = state["kind"], state["preconditioner"]
         self._estimates, self._published = state["estimates"], state["published"]
         self._size = state["size"]
@@ -224,12 +221,10 @@ class Averages:
         return np.asarray(np.sqrt(variance / np.maximum(num_independent - 1.0, 1.0)))
 
     def state_dict(self) -> list[Any]:
-        """Plain values."""
         state: list[Any] = self._sums.tolist()
         return state
 
     def load_state_dict(self, state: list[Any]) -> None:
-        """Go on from what `state_dict` gave."""
         self._sums = np.array(state)
 
 
@@ -339,7 +334,6 @@ class Preconditioner:
     """Scaling of gradients by an optimizer; unknown optimizers count as P = I, and the log says so."""
 
     def __init__(self, optimizer: Optimizer, gradient_scale: Callable[[], Tensor | None] = lambda: None) -> None:
-        """`gradient_scale` returns what the gradients are multiplied by."""
         self._optimizer = optimizer
         self._gradient_scale = gradient_scale
         found = [(kind, function) for owner, kind, function in DENOMINATORS if isinstance(optimizer, owner)]

@@ -18,11 +18,11 @@ from typing import Any, get_args
 
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT, CheckpointRef
-from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault, brief, close_all, read_alike
+from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault, brief, read_alike
 from rubberband.executor.training.check_workers import failure_of, gang_of, train_side_by_side
 from rubberband.executor.training.failures import TrainingEnded, TrialFailure
 from rubberband.executor.training.programs.runner import CommandRunner
-from rubberband.executor.training.run import make_runner, run_segment
+from rubberband.executor.training.run import close_all, make_runner, run_segment
 from rubberband.executor.training.segment import Segment, SegmentReport
 from rubberband.units import counted
 from rubberband.values.command import Booleans, ProgramCommand, switch_of, text_of
@@ -133,7 +133,7 @@ class ProgramCheck:
             runner.part()
             return seen, checkpoint, saved
         finally:
-            close_all(resources)
+            close_all(resources, segment)
 
     def _iterated(self, runner: CommandRunner) -> Metrics:
         """Train the first iteration, and answer now and then what it waits for."""
@@ -194,7 +194,7 @@ class ProgramCheck:
                 with self._step("continue"), suppress(TrainingEnded):
                     found = runner.iterate(segment.until_iterations)
         finally:
-            close_all(resources)
+            close_all(resources, segment)
         if found and self._found.first_extra_s is not None:
             self._found.first_extra_s = max(0.0, self._found.seconds["continue"] - self._found.seconds["next"])
         if found and (remark := _of_restart(segment, seen, found, self._found.kind)) is not None:
@@ -265,7 +265,7 @@ class ProgramCheck:
         except TrialFailure as failure:
             return failure
         finally:
-            close_all(resources)
+            close_all(resources, segment)
         return None
 
     def _made(

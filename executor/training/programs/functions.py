@@ -29,7 +29,6 @@ _ORDER, _FAILURE = "order", "failure"
 
 
 def make_runner(entrypoint: Entrypoint, target: Any, segment: Segment, resources: list[Any]) -> FunctionProcessRunner:
-    """Make the runner of a function that `distributed` has marked."""
     resources.append(gang := ProgramGang.join(segment))
     return FunctionProcessRunner(entrypoint, segment, gang)
 
@@ -65,7 +64,6 @@ class FunctionProcessRunner(CommandRunner):
 
 
 def main() -> None:
-    """Call the function of the order."""
     place = Path(os.environ[reporting.LINE]).parent
     entrypoint, segment, names = pickle.loads((place / _ORDER).read_bytes())
     try:

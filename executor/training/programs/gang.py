@@ -17,8 +17,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rubberband.cloud.node import machine_folder
-from rubberband.executor.training.failures import GangBroken, Peers
-from rubberband.executor.training.lifeline import Lifeline, accepted, connected
+from rubberband.executor.training.failures import GangBroken
+from rubberband.executor.training.lifeline import Lifeline, Peers, accepted, connected
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.worker_process import release_port, take_port
 
@@ -79,7 +79,6 @@ class Place:
         }
 
     def address_variables(self) -> dict[str, str]:
-        """Return the variables that say where processes meet."""
         return {"MASTER_ADDR": self.address, "MASTER_PORT": str(self.port)}
 
 
@@ -108,24 +107,9 @@ class ProgramGang(Peers):
         return cls(places[segment.rank], Lifeline(segment.rank, lines, lambda: None))
 
     @property
-    def broken(self) -> str:
-        """How the gang lost another worker, in one line; empty while it has all."""
-        return "" if self._line is None else self._line.broken
-
-    @property
     def is_over(self) -> bool:
         """Whether rank 0 has ended the segment in order."""
         return self._line is not None and self._line.has_farewell
-
-    def check(self) -> None:
-        """Raise GangBroken if another worker failed or is gone."""
-        if self.broken:
-            raise GangBroken(self.broken)
-
-    def fail(self, line: str) -> None:
-        """Report to the others, at once, that this worker failed, and why."""
-        if self._line is not None:
-            self._line.fail(line)
 
     def leave(self) -> None:
         """Leave in order: rank 0's farewell ends the programs of the others."""
@@ -133,7 +117,6 @@ class ProgramGang(Peers):
             self._line.leave()
 
     def close(self) -> None:
-        """Close the connections."""
         if self._line is not None:
             self._line.close()
 

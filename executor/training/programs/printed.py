@@ -299,7 +299,6 @@ Signature = tuple[tuple[str, int, int], ...]
 
 
 def signature(folder: Path) -> Signature:
-    """Return the signature of a folder."""
     found = []
     for path in _files(folder):
         try:

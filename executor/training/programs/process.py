@@ -86,7 +86,6 @@ class ProgramProcess:
             self._signal_others(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Let it continue."""
         self._signal_others(signal.SIGCONT)
         self._signal(signal.SIGCONT)
 

@@ -64,7 +64,6 @@ _WITHOUT_GPU = {"ACCELERATE_USE_CPU": "true"}
 
 
 def make_runner(entrypoint: Entrypoint, target: ProgramCommand, segment: Segment, resources: list[Any]) -> Runner:
-    """Make the runner of a program."""
     resources.append(gang := ProgramGang.join(segment))
     return CommandRunner(target, segment, entrypoint.search_path[0], gang, entrypoint.environment)
 
@@ -517,7 +516,6 @@ class _Reports:
         return bool(self._found)
 
     def close(self) -> None:
-        """Close the socket and its connections."""
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
         self._selector.close()
