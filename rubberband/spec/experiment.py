@@ -220,12 +220,9 @@ class Training(Words):
         return None if self.mode == "sync" else AsyncTraining(**self.model_dump(exclude={"mode"}))
 
 
-def _written_kind(value: Any) -> str:
-    return "path" if isinstance(value, str) else "inline"
-
-
 WrittenProfile = Annotated[
-    Annotated[InlineProfile, Tag("inline")] | Annotated[str, Tag("path")], Discriminator(_written_kind)
+    Annotated[InlineProfile, Tag("inline")] | Annotated[str, Tag("path")],
+    Discriminator(lambda value: "path" if isinstance(value, str) else "inline"),
 ]
 """The profile itself, or the path of a file that `rubberband profile` wrote."""
 
@@ -239,11 +236,7 @@ class ProfilesByType(Words):
 def _profile_kind(value: Any) -> str:
     if isinstance(value, ProfilesByType) or (isinstance(value, Mapping) and "by_instance_type" in value):
         return "by type"
-    return _written_kind(value)
-
-
-def _entrypoint_kind(value: Any) -> str:
-    return "program" if isinstance(value, Mapping | Program) else "code"
+    return "path" if isinstance(value, str) else "inline"
 
 
 def _entrypoint(value: Any) -> Any:
@@ -296,7 +289,7 @@ class Experiment(Words):
             PlainSerializer(entrypoint_words),
             Tag("code"),
         ],
-        Discriminator(_entrypoint_kind),
+        Discriminator(lambda value: "program" if isinstance(value, Mapping | Program) else "code"),
     ] = None
     """`module:attribute` of a trial, a command, or (in Python) the class or function itself; needed to run, not to
     estimate."""
@@ -430,7 +423,12 @@ class Experiment(Words):
         self.search.require_sampler()
         if not self.resources.kind.is_simulated:
             require_ray(f"resources.provider: {self.resources.provider}", *self.resources.kind.modules)
-            _require_store(self.resources.checkpoints)
+            url = self.resources.checkpoints
+            if url is not None and require_driver(url) == "memory":
+                raise InputError(
+                    f"resources.checkpoints: {url} is in the memory of one process, which no worker sees; leave it "
+                    "out, or give a directory or a bucket"
+                )
         if (runnable := part_of(self.resources.provider, "runnable")) is not None:
             runnable(self.resources, is_lent=is_lent or self.resources.pool is not None)
         if self.resources.kind.is_rented and self.resources.checkpoints is None:
@@ -575,16 +573,6 @@ def _flat(words: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
             yield from _flat(value, f"{above}{name}.")
         else:
             yield f"{above}{name}", value
-
-
-def _require_store(url: str | None) -> None:
-    if url is None:
-        return
-    if require_driver(url) == "memory":
-        raise InputError(
-            f"resources.checkpoints: {url} is in the memory of one process, which no worker sees; leave it out, or "
-            "give a directory or a bucket"
-        )
 
 
 def _check_gang(key: str, gpus: int, gpus_per_instance: int) -> None:

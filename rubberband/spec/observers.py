@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -13,6 +13,7 @@ from rubberband.units import shown
 
 NoticeKind = Literal["done", "failed", "late", "near_max_cost", "trouble"]
 NOTICE_KINDS: tuple[NoticeKind, ...] = get_args(NoticeKind)
+_T = TypeVar("_T")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -27,11 +28,11 @@ def notify_variable(name: Any) -> str:
     return name
 
 
-def _differ(kinds: tuple[NoticeKind, ...]) -> tuple[NoticeKind, ...]:
-    for kind in kinds:
-        if kinds.count(kind) > 1:
-            raise fault(f"{kind} occurs twice; remove one")
-    return kinds
+def _differ(entries: tuple[_T, ...]) -> tuple[_T, ...]:
+    for number, entry in enumerate(entries):
+        if entry in entries[:number]:
+            raise fault("is listed twice; remove one", at=number)
+    return entries
 
 
 class NotifyAddress(Words):
@@ -52,15 +53,8 @@ def _listed(value: Any) -> Any:
     return value if isinstance(value, list | tuple) else [value]
 
 
-def _names_differ(found: tuple[NotifyAddress, ...]) -> tuple[NotifyAddress, ...]:
-    for number, address in enumerate(found):
-        if any(other.url_from == address.url_from for other in found[:number]):
-            raise fault(f"{address.url_from} is listed twice; remove one", at=number)
-    return found
-
-
 _Entry = Annotated[NotifyAddress, BeforeValidator(_written, json_schema_input_type=NotifyAddress | str)]
-Notify = Annotated[tuple[_Entry, ...], BeforeValidator(_listed), AfterValidator(_names_differ)]
+Notify = Annotated[tuple[_Entry, ...], BeforeValidator(_listed), AfterValidator(_differ)]
 """One address, or a list of them; a name alone is one with all kinds."""
 
 
@@ -120,16 +114,5 @@ _Tracker = Annotated[
 ]
 
 
-def _listed_trackers(value: Any) -> Any:
-    return [value] if isinstance(value, str | Mapping | Words) else value
-
-
-def _trackers_differ(found: tuple[AnyTracker, ...]) -> tuple[AnyTracker, ...]:
-    for number, entry in enumerate(found):
-        if entry in found[:number]:
-            raise fault(f"{entry.type} is listed twice; remove one", at=number)
-    return found
-
-
-Trackers = Annotated[tuple[_Tracker, ...], BeforeValidator(_listed_trackers), AfterValidator(_trackers_differ)]
+Trackers = Annotated[tuple[_Tracker, ...], BeforeValidator(_listed), AfterValidator(_differ)]
 """One tracker, or a list of them; a name alone is one with its defaults."""

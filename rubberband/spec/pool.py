@@ -115,22 +115,14 @@ class PoolFile(Words):
         return self.instances_at_once() * (self.gpus_per_instance // gpus)
 
     @model_validator(mode="after")
-    def _of_instances(self) -> PoolFile:
+    def _agrees(self) -> PoolFile:
         if self.kind.is_borrowed:
             raise fault(
                 "a Ray cluster shares its nodes by itself; run experiments with provider: ray, without a pool",
                 at="provider",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _has_gpus(self) -> PoolFile:
         if self.gpus_per_instance is None and self.instance_type is None:
             raise fault("is required; add it, or instance_type", at="gpus_per_instance")
-        return self
-
-    @model_validator(mode="after")
-    def _reserved(self) -> PoolFile:
         if self.aws.reservation is not None and self.market == "spot":
             raise fault("spot instances are not launched in a reservation; set market: on_demand", at="market")
         return self

@@ -476,17 +476,13 @@ class Resources(Words):
         return self
 
     @model_validator(mode="after")
-    def _reserved(self) -> Resources:
+    def _several_types(self) -> Resources:
         if self.aws.reservation is not None and self.market == "spot":
             raise fault("spot instances are not launched in a reservation; set market: on_demand", at="market")
-        if self.aws.reservation is not None and self.instance_types is not None:
-            raise fault("a reservation is of one type; keep that one", at="instance_types")
-        return self
-
-    @model_validator(mode="after")
-    def _several_types(self) -> Resources:
         if self.instance_types is None:
             return self
+        if self.aws.reservation is not None:
+            raise fault("a reservation is of one type; keep that one", at="instance_types")
         if not self.instance_types:
             raise fault("is empty; write at least one entry", at="instance_types")
         for index, name in enumerate(self.instance_types):
