@@ -54,7 +54,7 @@ _MODULES = {
     "result.rows": "report_rows result_html to_csv trial_rows",
     "run.driver": "Observer drive replay",
     "run.follower": "JournalFollower read_at_once read_journal",
-    "run.session": "Rental cancel_on_signals open_cluster",
+    "run.session": "cancel_on_signals cluster_request open_provider",
     "sampling": "distribution",
     "training.checkpoint": "HostCopy TrainedParameters on_device on_host",
     "training.clocks": "CpuTimer CudaLapClock LapClock own_time",

@@ -209,17 +209,17 @@ def _require_rate(policy: AccountPolicy, resources: Resources, table: Table | No
     cap_usd = policy.max_usd_per_hour
     if cap_usd is None:
         return
-    found: Sequence[Offer] = ()
+    priced: Sequence[Offer] = ()
     with suppress(InputError):  # a price that only EC2 knows: the run has it, and asks again
-        found = offers(resources, table=table)
-    for offered in found:
-        usd = _usd_per_hour(offered, resources.max_instances)
+        priced = offers(resources, table=table)
+    for offer in priced:
+        usd = _usd_per_hour(offer, resources.max_instances)
         if usd > cap_usd + MONEY_SLACK_USD:
-            head_usd = _usd_per_hour(offered, 0)
-            most = int((cap_usd + MONEY_SLACK_USD - head_usd) / (_usd_per_hour(offered, 1) - head_usd))
-            asked = f"resources.max_instances={resources.max_instances} of {offered.instance_type}"
+            head_usd = _usd_per_hour(offer, 0)
+            affordable = int((cap_usd + MONEY_SLACK_USD - head_usd) / (_usd_per_hour(offer, 1) - head_usd))
+            asked = f"resources.max_instances={resources.max_instances} of {offer.instance_type}"
             why = f"{asked} may cost {format_usd(usd)} an hour, more than {format_usd(cap_usd)}"
-            fix = f"lower it to {most}" if most >= 1 else "use a cheaper type"
+            fix = f"lower it to {affordable}" if affordable >= 1 else "use a cheaper type"
             raise _beyond("max_usd_per_hour", why, f"{fix}, or raise the policy")
 
 
@@ -261,8 +261,8 @@ def committed_usd(
     """Return what this home has spent this month (UTC) on rented instances, and what its runs and pools still may.
 
     The experiment `but` and the pool `but_pool` are left out. Runs on heads count as the heads reported last; images,
-    heads themselves and disks are not counted. Raises
-    InputError where it is not known, JournalError where a journal or the `store` cannot be read.
+    heads themselves and disks are not counted. Raises InputError where it is not known, JournalError where a journal or
+    the `store` cannot be read.
     """
     notes = [_Note(path) for path in (home / _SPENDING).glob("*.json")]  # first: a journal may take one's place
     begun = [folder for folder in folders(home, store) if folder.store is None or folder.is_here]
@@ -312,11 +312,11 @@ def _experiment_usd(folder: ExperimentFolder, now: float) -> float:
 
 
 def _changed_at(journal: Path) -> float:
-    found = 0.0
+    changed_at = 0.0
     for suffix in ("", "-wal"):
         with suppress(OSError):
-            found = max(found, os.stat(f"{journal}{suffix}").st_mtime)
-    return found
+            changed_at = max(changed_at, os.stat(f"{journal}{suffix}").st_mtime)
+    return changed_at
 
 
 def _pool_usd(folder: PoolFolder, now: float) -> float:
@@ -374,7 +374,10 @@ def pledged(experiment: Experiment, folder: ExperimentFolder) -> Iterator[Pledge
         return
     note = _Note(folder.home / _SPENDING / f"{folder.name}.{secrets.token_hex(4)}.json")
     try:
-        _pledge(note, folder, experiment.constraints.max_cost_usd)
+        with _alone(note):  # one process at a time looks whether the month has room, and notes
+            if (policy := load_policy(folder.home)) is not None:
+                _require_month(policy, folder, experiment.constraints.max_cost_usd)
+            note.write(name=folder.name, usd=experiment.constraints.max_cost_usd, beside=folder.exists)
     except OSError as error:
         raise InputError(f"{note.path} cannot be written ({error.strerror}); make room or give access") from None
     try:
@@ -384,14 +387,6 @@ def pledged(experiment: Experiment, folder: ExperimentFolder) -> Iterator[Pledge
         note.settle(folder.name, held.spent_usd)
         raise
     note.settle(folder.name, held.spent_usd)
-
-
-def _pledge(note: _Note, folder: ExperimentFolder, most_usd: float | None) -> None:
-    """Note what an experiment may spend, if the month has room. One process at a time looks and notes."""
-    with _alone(note):
-        if (policy := load_policy(folder.home)) is not None:
-            _require_month(policy, folder, most_usd)
-        note.write(name=folder.name, usd=most_usd, beside=folder.exists)
 
 
 @contextmanager
@@ -462,21 +457,15 @@ def note_end_of_head(home: Path, head: str) -> None:
 
 def heads_that_may_spend(home: Path) -> dict[str, float]:
     """Return each head on which something may still be spent, by account, region and owner, and the USD."""
-    found = {
+    open_usd = {
         path.name.removeprefix("head.").removesuffix(".json"): _Note(path).month_usd((), month_end(time.time()))
         for path in sorted((home / _SPENDING).glob("head.*.json"))
     }
-    return {head: usd for head, usd in found.items() if usd > 0.0}
+    return {head: usd for head, usd in open_usd.items() if usd > 0.0}
 
 
 def _head_note(home: Path, head: str) -> _Note:
     return _Note(home / _SPENDING / f"head.{head}.json")
-
-
-def _print_month() -> None:
-    """Print the two figures of this home, for `note_of_head`."""
-    home, store, now = default_home(), default_store(), time.time()
-    print(json.dumps([committed_usd(home, at, store=store) for at in (now, month_end(now))]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,16 +488,20 @@ class _Note:
     def starts(self, now: float) -> list[float]:
         """Return when runs were started of which their head may not know yet; none without a note that can be read."""
         with suppress(OSError, ValueError):
-            return [at for at in json.loads(self.path.read_bytes()).get("starts", ()) if now - at < _STARTS_S]
+            return [
+                started_at
+                for started_at in json.loads(self.path.read_bytes()).get("starts", ())
+                if now - started_at < _STARTS_S
+            ]
         return []
 
     def month_usd(self, begun: Collection[str], now: float) -> float:
         """Return what counts of it this month, where the experiments `begun` have journals."""
         try:
-            words = json.loads(self.path.read_bytes())
-            if words["at"] < month_begin(now):
-                return float(words.get("open", 0.0))
-            return float(words["usd"]) if words["beside"] or words["name"] not in begun else 0.0
+            note = json.loads(self.path.read_bytes())
+            if note["at"] < month_begin(now):
+                return float(note.get("open", 0.0))
+            return float(note["usd"]) if note["beside"] or note["name"] not in begun else 0.0
         except FileNotFoundError:  # it has just got its journal
             return 0.0
         except (OSError, ValueError, KeyError, TypeError):
@@ -516,5 +509,6 @@ class _Note:
             raise _beyond("max_usd_per_month", why, "write its usd into it, or remove it") from None
 
 
-if __name__ == "__main__":
-    _print_month()
+if __name__ == "__main__":  # on a head: the two figures of its home, for `note_of_head`
+    home, store, now = default_home(), default_store(), time.time()
+    print(json.dumps([committed_usd(home, instant, store=store) for instant in (now, month_end(now))]))

@@ -219,10 +219,10 @@ class Translator:
         if isinstance(event, TrialReported):
             yield from self._report(event)
         yield from self._failed()
-        ended = [stage for stage in state.stages if stage.ended_at is not None and stage.stage not in self._synced]
-        for stage in ended:
-            self._synced.add(stage.stage)
-            yield self._sync(stage)
+        for stage in state.stages:
+            if stage.ended_at is not None and stage.stage not in self._synced:
+                self._synced.add(stage.stage)
+                yield self._sync(stage)
         has_ended = state.phase is Phase.FINISHED
         if has_ended and not self._has_ended:
             yield self._follower.result()
@@ -259,10 +259,7 @@ class Translator:
                 )
 
     def _config(self, trial: int) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = (
-            self._state.sampled_configs.get(trial) or self._follower.header.setup["configurations"][trial]
-        )
-        return found
+        return self._state.sampled_configs.get(trial) or self._follower.header.setup["configurations"][trial]
 
     def _sync(self, stage: StageRecord) -> SyncInfo:
         job, state = self._follower.controller.job, self._state
@@ -298,12 +295,12 @@ class CallbackThread:
         self._callback, self._state, self._save, self._last_s, self._clock = callback, state, save, last_s, clock
         self._follower = JournalFollower(folder)
         self._translator = Translator(self._follower)
-        already = deque(self._translator.read())
+        earlier = deque(self._translator.read())
         self._after = self._follower.seq
         self._pending = deque([_Item(seq=-1, notice=self._translator.run)])
         if isinstance(callback, Tracker):
             self._after = callback.open(state if state is not None else {})
-            self._pending += [item for item in already if item.seq > self._after]
+            self._pending += [item for item in earlier if item.seq > self._after]
         self._news, self._closing = threading.Event(), threading.Event()
         self._unsaved: deque[_Item] = deque()
         """Items that a tracker has taken in and not flushed yet."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -38,13 +39,11 @@ from rubberband.executor.journal.journal import EventLog
 
 Observer = Callable[[Event, Controller], None]
 """Called with every event after the controller has handled it."""
-
-
 Draw = Callable[[State, Mapping[int, Mapping[str, Any]], Sequence[int], Callable[[], float]], TrialsDrawn]
 """Draws configurations of consecutive trials: (state, all that were drawn before, trials, clock) -> the event."""
-
-
 _RENT = (LaunchInstance, ReleaseInstance)
+_STORY_EVENTS = 20
+"""Events in the story of an impossible transition."""
 
 
 def replay(controller: Controller, journal: EventLog) -> int:
@@ -56,10 +55,6 @@ def replay(controller: Controller, journal: EventLog) -> int:
     return count
 
 
-_MOST_NAMED = 20
-"""Events in the story of an impossible transition."""
-
-
 def _handle(event: Event, controller: Controller, journal: EventLog) -> list[Command]:
     """Let the event take effect; to an error of that, add the story of its trial or instance, or else of the run."""
     try:
@@ -68,11 +63,11 @@ def _handle(event: Event, controller: Controller, journal: EventLog) -> list[Com
         about = {name: getattr(event, name) for name in ("trial", "instance") if hasattr(event, name)}
         whose = " ".join(f"{name} {value}" for name, value in about.items()) or controller.job.name
         alike = (
-            f"  {seq}: {one}"
-            for seq, one in journal.events()
-            if all(getattr(one, name, None) == value for name, value in about.items())
+            f"  {seq}: {other}"
+            for seq, other in journal.events()
+            if all(getattr(other, name, None) == value for name, value in about.items())
         )
-        error.add_note("\n".join([f"at {event}", f"the story of {whose}:", *deque(alike, maxlen=_MOST_NAMED)]))
+        error.add_note("\n".join([f"at {event}", f"the story of {whose}:", *deque(alike, maxlen=_STORY_EVENTS)]))
         raise
 
 
@@ -109,12 +104,13 @@ def _drive(
     is_new = replay(controller, journal) == 0
     events: Sequence[Event] = desk.open(controller, backend.now())
     held = [record.instance for record in controller.state.instances.values() if record.status not in GONE]
-    events = [*events, *_first_draws(controller, backend, draw)]
-    events = [*events, Started(occurred_at=backend.now()) if is_new else backend.reconcile(held)]
+    drawn = _first_draws(controller, backend, draw)
+    events = [*events, *drawn, Started(occurred_at=backend.now()) if is_new else backend.reconcile(held)]
     while True:
         commands, hold_until = _take_in(events, controller, journal, observers)
         desk.journalled()
-        while _waits_for_decision(controller.state):
+        state = controller.state
+        while state.configs_due() or state.planning() is not None or state.resizing() is not None:
             decision = _decision(controller, backend, draw)
             more, hold_until = _take_in([decision], controller, journal, observers)
             commands += more
@@ -125,7 +121,7 @@ def _drive(
                 return command
             backend.execute(command)
         wake_at = controller.wake_at()
-        events = [marked_if_late(event, controller.state) for event in backend.next_events(wake_at)]
+        events = [marked_if_late(event, state) for event in backend.next_events(wake_at)]
         is_due = wake_at is not None and backend.now() >= wake_at
         if asked := desk.asked(controller, backend.now(), at_once=is_due):
             events = [*events, *asked]
@@ -141,10 +137,6 @@ def marked_if_late(event: Event, state: State) -> Event:
     trial = state.trials[event.trial]
     is_late = trial.status is TrialStatus.QUEUED and trial.attempt == event.attempt
     return replace(event, late=True) if is_late else event
-
-
-def _waits_for_decision(state: State) -> bool:
-    return bool(state.configs_due()) or state.planning() is not None or state.resizing() is not None
 
 
 def _first_draws(controller: Controller, backend: Backend, draw: Draw | None) -> list[Event]:
@@ -163,16 +155,11 @@ def _first_draws(controller: Controller, backend: Backend, draw: Draw | None) ->
 def _decision(controller: Controller, backend: Backend, draw: Draw | None) -> Event:
     """Return the configurations that the first lane without a stage needs, or else its plan."""
     state = controller.state
-    if waiting := state.configs_due():
-        assert draw is not None, "a job that draws comes with a sampler"
-        return draw(state, state.sampled_configs, waiting, backend.now)
     lane = state.planning()
-    if lane is None:
-        return decide_within(state, backend.now())
-    if trials := state.configs_due_before(lane.next_stage):
+    if trials := state.configs_due() or (() if lane is None else state.configs_due_before(lane.next_stage)):
         assert draw is not None, "a job that draws comes with a sampler"
         return draw(state, state.sampled_configs, trials, backend.now)
-    return decide(state, backend.now())
+    return decide_within(state, backend.now()) if lane is None else decide(state, backend.now())
 
 
 def _take_in(
@@ -191,8 +178,6 @@ def _take_in(
         if orders and any(isinstance(order, _RENT) for order in orders):
             hold_until = min(hold_until, controller.hold_until())
         for observe in observers:
-            try:
+            with suppress(OSError):  # a closed terminal or a full disk must not end a paid run
                 observe(event, controller)
-            except OSError:
-                continue  # a closed terminal or a full disk must not end a paid run
     return commands, min(hold_until, controller.hold_until())

@@ -59,12 +59,12 @@ def outcome_of(controller: Controller) -> tuple[ExperimentState | None, str]:
 def summary_of(header: Header, controller: Controller, now: float) -> Summary:
     """Return an experiment's row in a list, as of `now` on the clock of its events."""
     job, state = controller.job, controller.state
-    at = state.ended_at if state.ended_at is not None else max(now, state.now)
+    as_of = state.ended_at if state.ended_at is not None else max(now, state.now)
     begun = state.phase is not Phase.NEW
-    expected = forecast(state, at) if begun else None
+    expected = forecast(state, as_of) if begun else None
     profile_usd = profiling_usd(header)
-    cost_usd = profile_usd + (bill_usd(state, at) if begun else 0.0)
-    month_at = month_begin(at + header.offset_s)
+    cost_usd = profile_usd + (bill_usd(state, as_of) if begun else 0.0)
+    month_at = month_begin(as_of + header.offset_s)
     best = best_trial(state, job.metric, job.mode)
     return Summary(
         trials=len(state.trials),
@@ -77,7 +77,7 @@ def summary_of(header: Header, controller: Controller, now: float) -> Summary:
         max_instances=state.instance_cap,
         started_at=state.started_at + header.offset_s if begun else None,
         ended_at=None if state.ended_at is None else state.ended_at + header.offset_s,
-        jct_s=jct_s(state, at) if begun else 0.0,
+        jct_s=jct_s(state, as_of) if begun else 0.0,
         unit=job.offer.unit,
         cost_usd=cost_usd,
         profiling_cost_usd=profile_usd,
@@ -98,8 +98,7 @@ def summary_of(header: Header, controller: Controller, now: float) -> Summary:
 
 def profiling_usd(header: Header) -> float:
     """Return the cost of measuring the profile before the run: it is no part of the bill of its events."""
-    used_usd: float = header.setup.get("profiling_cost_usd", 0.0)
-    return used_usd
+    return float(header.setup.get("profiling_cost_usd", 0.0))
 
 
 def _before_usd(header: Header, state: State, month_at: float) -> float:
@@ -169,10 +168,10 @@ class JournalFollower:
         """
         with self._lock:
             self._live = live and not self.header.kind.is_simulated
-            found = list(self.journal.events(after=self.seq))
-            for seq, event in found:
+            entries = list(self.journal.events(after=self.seq))
+            for seq, event in entries:
                 self._fold(seq, event)
-            return found
+            return entries
 
     def each(self, *, live: bool = False) -> Iterator[tuple[int, Event]]:
         """Fold the events that were journalled since, each before it is yielded; none is kept. Raises JournalError."""
@@ -209,8 +208,8 @@ class JournalFollower:
         with self._lock:
             now = self._clock()
             if self._latest is not None:
-                seq, at, latest = self._latest
-                if seq == self.seq and 0.0 <= now - at < FRESH_S:
+                seq, made_at, latest = self._latest
+                if seq == self.seq and 0.0 <= now - made_at < FRESH_S:
                     return latest
             result = summarise(self.controller.state, self.header.setup, self.now)
             self._latest = self.seq, now, result
@@ -380,13 +379,13 @@ def read_file(path: Path, name: str, options: str = "mode=rw") -> WholeJournal:
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?{options}", uri=True, isolation_level=None)) as file:
             row = file.execute(about, (name,)).fetchone()
-            found = file.execute(all_events, (name,)).fetchall()
+            rows = file.execute(all_events, (name,)).fetchall()
     except sqlite3.Error as error:
         raise JournalError(f"the journal of {name!r} cannot be read: {error}") from error
     if row is None:
         raise JournalError(f"the journal of {name!r} cannot be read: {path} is that of another experiment")
     try:
-        events = [(seq, decode_event(kind, body)) for seq, kind, body in found]
+        events = [(seq, decode_event(kind, body)) for seq, kind, body in rows]
         header = _header(name, *row)
     except UnknownWordsError as error:
         raise from_elsewhere(name, error, written_by(row[1])) from None
@@ -405,15 +404,15 @@ def _header(name: str, created_at: float, job: str, setup: str) -> Header:
 
 def salvage(folder: ExperimentFolder) -> WholeJournal | None:
     """Return the readable part of a journal; None if even its header is lost."""
-    found: WholeJournal | None = None
+    readable: WholeJournal | None = None
     with suppress(Exception):  # the first record that cannot be read, or makes no sense, ends the readable part
         records = _from_file(folder) if folder.store is None else _from_store(folder)
         for record in records:
             if isinstance(record, Header):
-                found = WholeJournal(record)
-            elif found is not None:
-                found.fold(*record)
-    return found
+                readable = WholeJournal(record)
+            elif readable is not None:
+                readable.fold(*record)
+    return readable
 
 
 def _from_file(folder: ExperimentFolder) -> Iterator[Header | tuple[int, Event]]:
@@ -441,23 +440,23 @@ def _from_store(folder: ExperimentFolder) -> Iterator[Header | tuple[int, Event]
 
 def explained(folder: ExperimentFolder, error: DamagedJournalError) -> DamagedJournalError:
     """Return the error with what can still be read, and what to do."""
-    found = salvage(folder)
+    readable = salvage(folder)
     backup = "the database from a backup" if folder.store is not None else f"{folder.journal} from a backup"
-    if found is None or not found.events:
+    if readable is None or not readable.events:
         what, else_do = "none of its events can be read", f"run it again under another name: -s name={folder.name}-2"
     else:
-        what = f"its first {len(found.events)} events can be read, {_reached(found)}"
+        what = f"its first {len(readable.events)} events can be read, {_reached(readable)}"
         else_do = f"see what can be read by `rubberband report {folder.name}`"
-    saved = str(folder.checkpoints) if found is None else found.header.setup.get("checkpoints", "")
-    if saved and (found is not None or folder.checkpoints.is_dir()):
+    saved = str(folder.checkpoints) if readable is None else readable.header.setup.get("checkpoints", "")
+    if saved and (readable is not None or folder.checkpoints.is_dir()):
         what += f"; its checkpoints are in {saved}"
     return DamagedJournalError(f"{error}: {what}. Nothing is written to it; restore {backup}, or {else_do}")
 
 
-def _reached(found: WholeJournal) -> str:
-    result, state = found.result, found.controller.state
-    at = found.header.offset_s + state.now
-    reached = f"up to {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+def _reached(readable: WholeJournal) -> str:
+    result, state = readable.result, readable.controller.state
+    last_at = readable.header.offset_s + state.now
+    reached = f"up to {datetime.fromtimestamp(last_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
     best = result.best
     if best is None:
         return reached

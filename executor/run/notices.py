@@ -104,14 +104,14 @@ class Address:
         if self.host == _SLACK_HOST:
             text = notice.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
             return json.dumps({"text": text}).encode()
-        words = {"id": notice.id, "kind": notice.kind, "text": notice.text, "at": notice.at, **notice.facts}
-        return json.dumps(words, allow_nan=False).encode()
+        content = {"id": notice.id, "kind": notice.kind, "text": notice.text, "at": notice.at, **notice.facts}
+        return json.dumps(content, allow_nan=False).encode()
 
 
 def addresses(wanted: Sequence[NotifyAddress], environment: Mapping[str, str]) -> list[Address]:
     """Return the addresses of `notify`. Raises InputError for a variable that is not set or holds no address."""
     return [
-        Address(variable=words.url_from, url=_url(words.url_from, environment), kinds=words.kinds) for words in wanted
+        Address(variable=entry.url_from, url=_url(entry.url_from, environment), kinds=entry.kinds) for entry in wanted
     ]
 
 
@@ -121,10 +121,10 @@ def _url(variable: str, environment: Mapping[str, str]) -> str:
         raise InputError(f"notify: {variable} is not set; run `export {variable}=https://…` before this command")
     try:
         parts = urlsplit(url)
-        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        is_web = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
-        is_one = False
-    if not is_one or not url.isascii() or any(character <= " " for character in url):
+        is_web = False
+    if not is_web or not url.isascii() or any(character <= " " for character in url):
         raise InputError(f"notify: {variable} holds no http or https URL; copy the address of the webhook again")
     return url
 
@@ -177,7 +177,7 @@ class NoticeSource:
 
     def events(self) -> list[Notice]:
         """Read the new events, and return the notices of ends; trouble is collected."""
-        found = []
+        notices = []
         for seq, event in self._follower.each(live=True):
             is_new = seq > self._after
             for text in self._troubles(event):
@@ -187,10 +187,10 @@ class NoticeSource:
                     self._trouble[text] += 1
             ended, _ = outcome_of(self._follower.controller)
             if ended is not None and not self._has_ended and is_new:
-                found += self.trouble(math.inf)
-                found.append(self._end(seq, ended))
+                notices += self.trouble(math.inf)
+                notices.append(self._end(seq, ended))
             self._has_ended = ended is not None
-        return found
+        return notices
 
     def trouble(self, at_s: float) -> list[Notice]:
         """Return the notice of the trouble since the last one, unless that was a moment before `at_s`."""
@@ -207,7 +207,7 @@ class NoticeSource:
         """Return the notices of the forecast and the bill as they are now."""
         if self._has_ended or self._follower.seq < 0:
             return []
-        summary, found, amount = self._follower.summary(), list[Notice](), self._amount
+        summary, notices, amount = self._follower.summary(), list[Notice](), self._amount
         deadline_s, most_usd = summary.deadline_s, summary.max_cost_usd
         if deadline_s is not None and summary.started_at is not None:
             expected_s = max(summary.jct_s, summary.forecast_jct_s or 0.0)
@@ -219,13 +219,13 @@ class NoticeSource:
                     f"{duration(deadline_s)}; `rubberband extend {self._name} --deadline …` gives it "
                     "more time"
                 )
-                found.append(self._notice(f"late-{deadline_s:g}", "late", text))
+                notices.append(self._notice(f"late-{deadline_s:g}", "late", text))
         if most_usd and summary.cost_usd >= NEAR * most_usd:  # 0 where instances are free
             text = f"has cost {amount(summary.cost_usd)} of its max_cost of {amount(most_usd)}"
             if summary.forecast_cost_usd is not None:
                 text += f"; {amount(max(summary.cost_usd, summary.forecast_cost_usd))} are expected at its end"
-            found.append(self._notice(f"near_max_cost-{most_usd:g}", "near_max_cost", text))
-        return found
+            notices.append(self._notice(f"near_max_cost-{most_usd:g}", "near_max_cost", text))
+        return notices
 
     def stopped(self, reason: str) -> list[Notice]:
         """Return the notice of a process that ends before its experiment."""
@@ -247,12 +247,7 @@ class NoticeSource:
             kind=kind,
             text=f"{rehearsal}{name} {text}",
             at=time.time(),
-            facts={
-                "experiment": name,
-                "state": "running" if state is None else state.value,
-                "reason": reason,
-                "summary": {key: _finite(value) for key, value in asdict(summary).items()},
-            },
+            facts=_facts(name, "running" if state is None else state.value, reason, summary),
         )
 
     def _end(self, seq: int, state: ExperimentState) -> Notice:
@@ -260,7 +255,7 @@ class NoticeSource:
         after = f"after {duration(summary.jct_s)}"
         cost = self._amount(summary.cost_usd)
         best = best_trial(controller.state, summary.metric, summary.mode)
-        found = "" if best is None else f"best {summary.metric} {best.metric(summary.metric):.6g} by trial {best.trial}"
+        score = "" if best is None else f"best {summary.metric} {best.metric(summary.metric):.6g} by trial {best.trial}"
         reason, name = _short(controller.state.reason), controller.job.name
         if state is ExperimentState.DONE:
             planned = (
@@ -276,7 +271,7 @@ class NoticeSource:
         else:
             text = f"has failed {after}, at {cost}"
         failed = sum(trial.status is TrialStatus.FAILED for trial in controller.state.trials)
-        parts = [text, reason, found, f"{counted(failed, 'trial')} failed" if failed else ""]
+        parts = [text, reason, score, f"{counted(failed, 'trial')} failed" if failed else ""]
         is_done = state in (ExperimentState.DONE, ExperimentState.CANCELLED)
         return self._notice(f"end-{seq}", "done" if is_done else "failed", "; ".join(part for part in parts if part))
 
@@ -285,21 +280,19 @@ class NoticeSource:
         state = self._follower.controller.state
         hung, replaced = state.history.of(HungInstance), state.history.of(Replacement)
         before, self._counts = self._counts, (len(hung), len(replaced))
-        found = [f"replaces {one.instance}, where trial {one.trial} hung" for one in hung[before[0] :]]
-        found += [f"replaces {one.instance}, which is slow" for one in replaced[before[1] :]]
+        texts = [f"replaces {hang.instance}, where trial {hang.trial} hung" for hang in hung[before[0] :]]
+        texts += [f"replaces {replacement.instance}, which is slow" for replacement in replaced[before[1] :]]
         match event:
             case InstanceLost():
                 what = "had an instance taken away" if event.preempted else "lost an instance"
-                found.append(f"{what} ({_short(event.reason)})")
+                texts.append(f"{what} ({_short(event.reason)})")
             case InstanceRefused():
-                found.append(f"did not get an instance ({_short(event.reason)})")
-            case _:
-                pass
+                texts.append(f"did not get an instance ({_short(event.reason)})")
         if state.failed and not self._has_failed:
             self._has_failed = True
             failure = state.trials[state.failed[0]].failure
-            found.append(f"has a trial that failed: trial {state.failed[0]}, {_short(failure[1] if failure else '')}")
-        return found
+            texts.append(f"has a trial that failed: trial {state.failed[0]}, {_short(failure[1] if failure else '')}")
+        return texts
 
 
 def _short(text: str) -> str:
@@ -307,8 +300,12 @@ def _short(text: str) -> str:
     return line if len(line) <= _MOST_TEXT else f"{line[:_MOST_TEXT]}…"
 
 
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _facts(name: str, state: str, reason: str, summary: Summary) -> dict[str, Any]:
+    numbers = {  # JSON has no infinity
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in asdict(summary).items()
+    }
+    return {"experiment": name, "state": state, "reason": reason, "summary": numbers}
 
 
 class NoticeThread:
@@ -367,11 +364,11 @@ class NoticeThread:
             _log.warning("notify: %s gets no more notices", self._address.variable, exc_info=True)
 
     def _step(self) -> None:
-        found = self._source.events()
+        notices = self._source.events()
         if self._clock() - self._look_at >= LOOK_S:
             self._look_at = self._clock()
-            found += [*self._source.trouble(self._clock()), *self._source.looks()]
-        self._take(found)
+            notices += [*self._source.trouble(self._clock()), *self._source.looks()]
+        self._take(notices)
         if self._clock() >= self._retry_at:
             self._deliver()
             self._take([])
@@ -390,16 +387,11 @@ class NoticeThread:
             texts = "; ".join(notice.text for notice in self._pending)
             _log.warning("notify: %s (%s) did not get: %s", self._address.variable, self._address.host, texts)
 
-    def _take(self, found: Sequence[Notice]) -> None:
+    def _take(self, notices: Sequence[Notice]) -> None:
         known = {*self._state["sent"], *(notice.id for notice in self._pending)}
-        self._pending += [one for one in found if one.kind in self._address.kinds and one.id not in known]
-        if not self._pending:
-            self._note(self._source.seq)
-
-    def _note(self, seq: int) -> None:
-        """Keep the event up to which all is sent."""
-        if seq > self._state["seq"]:
-            self._state["seq"] = seq
+        self._pending += [notice for notice in notices if notice.kind in self._address.kinds and notice.id not in known]
+        if not self._pending and self._source.seq > self._state["seq"]:  # all up to there is sent
+            self._state["seq"] = self._source.seq
             self._save()
 
     def _save(self) -> None:
@@ -454,7 +446,7 @@ def notice_threads(folder: ExperimentFolder, spec: RunSpec) -> list[NoticeThread
 
 def all_of(wanted: Sequence[NotifyAddress], environment: Mapping[str, str]) -> list[NotifyAddress]:
     """Return the addresses of an experiment and, after them, those that its service gives it."""
-    known = {words.url_from for words in wanted}
+    known = {entry.url_from for entry in wanted}
     names = environment.get(SERVICE_VARIABLE, "").split(",")
     return [*wanted, *(NotifyAddress(url_from=name) for name in names if name and name not in known)]
 
@@ -496,12 +488,7 @@ def _failed_start(
         kind="failed",
         text=f"{'rehearsal: ' if is_rehearsal else ''}{name} did not start: {reason}{spent}",
         at=time.time(),
-        facts={
-            "experiment": name,
-            "state": state.value,
-            "reason": reason,
-            "summary": {key: _finite(value) for key, value in asdict(summary).items()},
-        },
+        facts=_facts(name, state.value, reason, summary),
     )
 
 

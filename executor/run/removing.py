@@ -50,10 +50,10 @@ def removal(folder: ExperimentFolder, follower: JournalFollower | None) -> Remov
 
     Raises InputError if it must stay for now.
     """
-    busy, stored, created_at, spent_usd = at_work(folder), "", 0.0, 0.0
+    busy, elsewhere, created_at, spent_usd = at_work(folder), "", 0.0, 0.0
     if follower is not None:
         follower.refresh(live=busy)
-        stored = follower.header.setup["experiment"].get("resources", {}).get("checkpoints") or ""
+        elsewhere = follower.header.setup["experiment"].get("resources", {}).get("checkpoints") or ""
         created_at, spent_usd = follower.header.created_at, spent_this_month_usd(follower)
         busy = busy and (outcome_of(follower.controller)[0] is None or not _has_ended(folder))
     if why := _obstacle(folder, follower, busy=busy):
@@ -63,7 +63,7 @@ def removal(folder: ExperimentFolder, follower: JournalFollower | None) -> Remov
         name=folder.name,
         checkpoints=sum(path.suffix == ".ckpt" for path in files),
         size_bytes=sum(path.stat().st_size for path in files),
-        elsewhere=stored,
+        elsewhere=elsewhere,
         created_at=created_at,
         spent_usd=spent_usd,
     )
@@ -91,24 +91,24 @@ def remove(folder: ExperimentFolder, going: Removal) -> None:
             if going.spent_usd:
                 keep_spent(folder, going.created_at, going.spent_usd)
             _take_away(folder, folder.home / f"{_REMOVED}{os.urandom(4).hex()}")
-        for left in folder.home.glob(f"{_REMOVED}*"):
-            while left.exists():
+        for leftover in folder.home.glob(f"{_REMOVED}*"):
+            while leftover.exists():
                 with suppress(FileNotFoundError):  # another one deletes it, too
-                    shutil.rmtree(left)
+                    shutil.rmtree(leftover)
     except OSError as error:
         raise InputError(f"{folder.path} cannot be deleted ({error.strerror or error}); give access") from error
 
 
-def _take_away(folder: ExperimentFolder, going: Path) -> None:
+def _take_away(folder: ExperimentFolder, trash: Path) -> None:
     """Move the folder away, and delete a journal in a store. After a crash between the two, it is deleted again."""
     if folder.store is not None:
-        going.mkdir(0o700)
+        trash.mkdir(0o700)
         for path in [*folder.path.iterdir()]:
             if path != folder.driver_lock:  # which says that it is an experiment of this home
-                path.rename(going / path.name)
+                path.rename(trash / path.name)
         erase(folder.store, folder.name)
-        going /= folder.name
-    folder.path.rename(going)
+        trash /= folder.name
+    folder.path.rename(trash)
 
 
 def _obstacle(folder: ExperimentFolder, follower: JournalFollower | None, *, busy: bool) -> str:

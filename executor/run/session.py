@@ -7,9 +7,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,9 +49,7 @@ from rubberband.values.kinds import part_of
 from rubberband.values.offer import Offer
 
 READY_TIMEOUT_S = 180.0
-
-
-_MOST_NAMED = 5
+_FILES_NAMED = 5
 """Files that changed, of those that are named."""
 
 View = Callable[[Header, Callable[[], float], ExitStack], Sequence[Observer]]
@@ -67,8 +65,7 @@ def create(folder: ExperimentFolder, job: Job, spec: RunSpec) -> None:
     with folder.driving():
         folder.require_free()
         spec = replace(spec, store_mark=make_store(spec.checkpoints).mark)
-        place = folder.store or folder.journal
-        begin(place, folder.name, created_at=time.time(), job=job, setup=spec.to_json())
+        begin(folder.store or folder.journal, folder.name, created_at=time.time(), job=job, setup=spec.to_json())
 
 
 def run(
@@ -176,9 +173,9 @@ def _say_what_changed(spec: RunSpec) -> None:
     from rubberband.executor.training.entrypoint import changed_files
 
     if changed := [os.path.relpath(path) for path in changed_files(spec.code or {})]:
-        more = f" and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
+        more = f" and {len(changed) - _FILES_NAMED} more" if len(changed) > _FILES_NAMED else ""
         print(
-            f"code: {', '.join(changed[:_MOST_NAMED])}{more} changed since the first trials were trained; results of "
+            f"code: {', '.join(changed[:_FILES_NAMED])}{more} changed since the first trials were trained; results of "
             "before and of now are compared with each other",
             file=sys.stderr,
             flush=True,
@@ -188,17 +185,17 @@ def _say_what_changed(spec: RunSpec) -> None:
 def _same_folder(folder: ExperimentFolder) -> Observer:
     """Return what raises JournalError once the experiment's folder is another: instances do not live without theirs."""
 
-    def found() -> tuple[int, int] | None:
+    def identity() -> tuple[int, int] | None:
         try:
             seen = folder.path.stat()
         except FileNotFoundError:
             return None
         return seen.st_dev, seen.st_ino
 
-    began_in = found()
+    began_in = identity()
 
     def require(*_: object) -> None:
-        if found() != began_in:  # log files may have made a new one already
+        if identity() != began_in:  # log files may have made a new one already
             raise JournalError(
                 f"the folder of experiment {folder.name!r} was moved or deleted while it ran ({folder.path}); its "
                 f"instances end. Move it back, then continue with `rubberband resume {folder.name}`"
@@ -252,8 +249,8 @@ def make_backend(
     return make_ray_backend(
         folder,
         spec,
-        job.offer,
-        Rental(
+        replace(
+            cluster_request(folder, spec, job.offer),
             highest_price_usd_per_hour=job.highest_price_usd_per_hour,
             speeds=job.speeds if job.balances else {},
             not_before=last_event_at or 0.0,
@@ -264,30 +261,15 @@ def make_backend(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rental:
-    """Conditions of renting instances beside the offer."""
-
-    highest_price_usd_per_hour: float | None = None
-    """Highest price of an instance of another type that is used instead; None: the offer's."""
-    speeds: Mapping[str, float] = field(default_factory=dict)
-    """Type with other GPUs that may be used instead -> their speed over that of the offer's."""
-    not_before: float = 0.0
-    """The provider's clock goes on from there at least."""
-    largest_gang: int = 1
-    """Most GPUs that a trial may have: where trials may span instances, all are in one zone."""
-
-
 def make_ray_backend(
     folder: ExperimentFolder,
     spec: RunSpec,
-    offer: Offer,
-    rental: Rental,
+    request: ClusterRequest,
     *,
     known_points: Sequence[BatchPoint] = (),
     store: CheckpointStore | None = None,
 ) -> Backend:
-    """A backend of real instances; `known_points` is what a profile knows of the trials' steps.
+    """A backend of the instances that `request` asks for; `known_points` is what a profile knows of the trials' steps.
 
     `store` keeps the checkpoints; None: that of `spec`, made where there is none, for runs that are not resumed.
     Raises InputError for what cannot be rented or sent to instances, before anything is.
@@ -299,9 +281,9 @@ def make_ray_backend(
 
     assert spec.entrypoint is not None, "the edge asks for an entry point"
     code = pack(spec.entrypoint.search_path) if spec.kind.is_elsewhere else None
-    resources = spec.experiment.resources
+    resources, offer = spec.experiment.resources, request.offer
     limits = boot_timeouts(types_of(resources), resources.init_delay_s) if spec.kind.is_rented else None
-    provider = open_cluster(folder, spec, offer, rental)
+    provider = open_provider(request)
     node_probe = None
     if spec.kind.is_borrowed:
         store = store or make_store(spec.checkpoints)
@@ -342,8 +324,8 @@ def _slots_on_machine(spec: RunSpec, offer: Offer, provider: ClusterProvider) ->
     return int(PoolFolder(path=Path(spec.pool)).read()["gpus_per_instance"]) * offer.trials_per_gpu
 
 
-def open_cluster(folder: ExperimentFolder, spec: RunSpec, offer: Offer, rental: Rental) -> ClusterProvider:
-    """The provider of real instances that keeps its records in the experiment's folder."""
+def cluster_request(folder: ExperimentFolder, spec: RunSpec, offer: Offer) -> ClusterRequest:
+    """Return the request for instances of an offer, whose provider keeps its records in the experiment's folder."""
     request = ClusterRequest(
         experiment=folder.name,
         run=spec.run,
@@ -351,14 +333,10 @@ def open_cluster(folder: ExperimentFolder, spec: RunSpec, offer: Offer, rental: 
         home=folder.home,
         resources=spec.experiment.resources,
         offer=offer,
-        not_before=rental.not_before,
-        largest_gang=rental.largest_gang,
-        highest_price_usd_per_hour=rental.highest_price_usd_per_hour,
-        speeds=rental.speeds,
         hash_seed="0" if spec.entrypoint is None else spec.entrypoint.environment.hash_seed,
         on_join=partial(startup_history.record_join, folder.home),
     )
-    return open_provider(replace(request, join_s=partial(_join_s, request)))
+    return replace(request, join_s=partial(_join_s, request))
 
 
 def open_provider(request: ClusterRequest) -> ClusterProvider:

@@ -167,7 +167,7 @@ class Tensorboard(Tracker):
         writer = library.SummaryWriter(str(place), purge_step=report.iterations, filename_suffix=f".{time.time_ns()}")
         if report.trial not in self._done:
             hparams = importlib.import_module(f"{module}.summary").hparams
-            values = {name: _scalar(value) for name, value in report.config.items()}
+            values = {name: _text(value) for name, value in report.config.items()}
             for summary in hparams(values, dict(report.metrics)):
                 writer.file_writer.add_summary(summary)
         return writer
@@ -223,8 +223,8 @@ class Mlflow(Tracker):
         self._client = MlflowClient(tracking_uri=state["uri"])
         if "experiment" not in state:
             name = self._words.experiment or run.name
-            found = self._client.get_experiment_by_name(name)
-            state["experiment"] = found.experiment_id if found else self._client.create_experiment(name)
+            existing = self._client.get_experiment_by_name(name)
+            state["experiment"] = existing.experiment_id if existing else self._client.create_experiment(name)
         if "parent" not in state:
             state["parent"] = self._create(run.name, {"rubberband.experiment": run.name})
         elif run.is_resumed:
@@ -364,22 +364,18 @@ def _text(value: Any) -> Any:
     return value if isinstance(value, str | int | float) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _scalar(value: Any) -> Any:
-    return value if isinstance(value, bool | int | float | str) else str(_text(value))
-
-
 def tracker_threads(folder: ExperimentFolder, spec: RunSpec) -> list[CallbackThread]:
     """Return the threads of an experiment's trackers. Raises InputError if one is not installed."""
     require_trackers(spec.experiment)
-    found = []
+    threads = []
     for number, tracker in enumerate(spec.experiment.track or ()):
         file = folder.path / "tracking" / f"{number}-{tracker.type}.json"
         state: dict[str, Any] = {}
         with suppress(OSError, ValueError):
             state = json.loads(file.read_text(encoding="utf-8"))
         made = TRACKERS[tracker.type](tracker, folder.path, spec.run)
-        found.append(CallbackThread(folder, made, state=state, save=partial(_save, file, state), last_s=LAST_S))
-    return found
+        threads.append(CallbackThread(folder, made, state=state, save=partial(_save, file, state), last_s=LAST_S))
+    return threads
 
 
 def _save(file: Path, state: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.profiling.points import InstanceStarts, MeasuredNoise, NoiseComponent, Point
 from rubberband.executor.profiling.session import ProfilingLimits
 from rubberband.executor.profiling.summary import ProfilingResult, measure
-from rubberband.executor.run.session import Rental, make_ray_backend, open_cluster
+from rubberband.executor.run.session import cluster_request, make_ray_backend, open_provider
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run_spec import RunSpec
 from rubberband.interrupts import uninterrupted
@@ -295,7 +295,8 @@ def _backend(
         _end_leftovers(scratch, spec, rented)
         for old in (scratch.instances, scratch.checkpoints, scratch.logs):
             shutil.rmtree(old, ignore_errors=True)
-        backend = make_ray_backend(scratch, spec, rented, Rental(largest_gang=largest_gang))
+        request = replace(cluster_request(scratch, spec, rented), largest_gang=largest_gang)
+        backend = make_ray_backend(scratch, spec, request)
         stack.callback(_run_note(scratch).unlink, missing_ok=True)
         stack.callback(uninterrupted, backend.close)
         yield backend
@@ -347,7 +348,7 @@ def _end_leftovers(scratch: ExperimentFolder, spec: RunSpec, rented: Offer) -> N
         return  # leases end those, or Ray
     note = _run_note(scratch)
     if note.exists():
-        open_cluster(scratch, replace(spec, run=note.read_text()), rented, Rental()).close()
+        open_provider(cluster_request(scratch, replace(spec, run=note.read_text()), rented)).close()
     note.write_text(spec.run)
 
 

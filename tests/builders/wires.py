@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,12 +26,12 @@ from rubberband.cloud.ray_head.ray_node import RayHead
 from rubberband.executor import (
     ExperimentFolder,
     Job,
-    Rental,
     RunSpec,
     Slot,
     StartTrial,
+    cluster_request,
     entrypoint_of,
-    open_cluster,
+    open_provider,
     sampling,
 )
 from rubberband.executor.ray import async_attempt
@@ -186,8 +186,8 @@ def _ec2(spec: RunSpec, job: Job, home: ExperimentFolder) -> Wires:
         at_once = mock.Mock(side_effect=lambda *named, **more: opening(*named, **more | no_time))
         made = stack.enter_context(patch.object(aws, "AwsProvider", at_once))
         stack.enter_context(patch.dict("os.environ", {"RUBBERBAND_HOME": str(home.home)}))
-        rental = Rental(highest_price_usd_per_hour=job.highest_price_usd_per_hour)
-        provider = open_cluster(home, spec, job.offer, rental)
+        asked = cluster_request(home, spec, job.offer)
+        provider = open_provider(replace(asked, highest_price_usd_per_hour=job.highest_price_usd_per_hour))
         stack.callback(provider.close)
         taken["ec2.region"], taken["ec2.host"] = opened.call_args.args, heads.call_args.kwargs["host"]
         taken["ec2.guard"] = [call.args[1] for call in guards.call_args_list]

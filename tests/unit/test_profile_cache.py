@@ -10,13 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from rubberband import cli
+from rubberband.cloud.provider import ClusterRequest
 from rubberband.executor import Entrypoint, ExperimentFolder, RunSpec, VirtualBackend
 from rubberband.running.profile import measure_profile
 from rubberband.running.profile_cache import cache_path, content_to_measure, find_profiles
 from rubberband.running.run import find_entrypoint
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import default_profile_path, dump_experiment, load_experiment, names_no_profile
-from rubberband.values.offer import Offer
 from tests.builders.experiments import PROFILE, experiment
 
 TRIAL = "import rubberband\ndef train(config):\n    while True: rubberband.report({'loss': 1.0}, checkpoint=1)\n"
@@ -26,8 +26,8 @@ TRIAL = "import rubberband\ndef train(config):\n    while True: rubberband.repor
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An experiment file beside its trial; what is measured is on a virtual clock."""
 
-    def make_backend(_folder: object, spec: RunSpec, offer: Offer, *_: object) -> VirtualBackend:
-        return VirtualBackend("test", offer, PROFILE, metric=spec.experiment.search.metric)
+    def make_backend(_folder: object, spec: RunSpec, request: ClusterRequest) -> VirtualBackend:
+        return VirtualBackend("test", request.offer, PROFILE, metric=spec.experiment.search.metric)
 
     monkeypatch.setattr("rubberband.running.profile.make_ray_backend", make_backend)
     monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))

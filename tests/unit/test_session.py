@@ -399,7 +399,7 @@ def test_the_workers_learn_how_many_iterations_a_whole_trial_has(
 ) -> None:
     made = dict[str, RunSpec]()
     cluster = types.SimpleNamespace(device="cpu", clock=None)
-    monkeypatch.setattr(session, "open_cluster", lambda *_, **__: cluster)
+    monkeypatch.setattr(session, "open_provider", lambda _: cluster)
     monkeypatch.setattr("rubberband.executor.ray.backend.RayBackend", lambda _, spec, **words: made.update(spec=spec))
     monkeypatch.setattr("rubberband.executor.ray.fork_server.ForkServer", lambda *_, **__: None)
     local = run_spec(entrypoint=Entrypoint.parse("trial:train"), checkpoints=str(folder.checkpoints))

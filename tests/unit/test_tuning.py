@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rubberband.cloud.provider import ClusterRequest
 from rubberband.cloud.ray_head import ray_node
 from rubberband.errors import Cancelled, InputError, RubberbandError
 from rubberband.executor import DriverRequest, Entrypoint, ExperimentFolder, Faults, Inbox, RunSpec, VirtualBackend
@@ -19,7 +20,6 @@ from rubberband.running.run import RunOptions, run_experiment
 from rubberband.spec.experiment import Batch, Experiment
 from rubberband.spec.profile_file import load_profile
 from rubberband.values.adaptive import BatchLimits, GoodputProfile, Throughput
-from rubberband.values.offer import Offer
 from rubberband.values.plan import Spent
 from tests.builders.adaptive_backend import AdaptiveBackend
 from tests.builders.aws_account import Account
@@ -39,11 +39,11 @@ def measured(
 ) -> MeasuredProfile:
     """What is measured on a virtual clock in place of the local provider."""
 
-    def make_backend(_folder: object, spec: RunSpec, offer: Offer, *_: object) -> VirtualBackend:
+    def make_backend(_folder: object, spec: RunSpec, request: ClusterRequest) -> VirtualBackend:
         metric = spec.experiment.search.metric
         if spec.experiment.batch.policy == "goodput":
-            return AdaptiveBackend("test", offer, PROFILE, metric=metric).reporting(MODEL, 500.0)
-        return VirtualBackend("test", offer, PROFILE, metric=metric, faults=faults)
+            return AdaptiveBackend("test", request.offer, PROFILE, metric=metric).reporting(MODEL, 500.0)
+        return VirtualBackend("test", request.offer, PROFILE, metric=metric, faults=faults)
 
     monkeypatch.setattr("rubberband.running.profile.make_ray_backend", make_backend)
     entrypoint = Entrypoint.parse("tests.builders.trials.ray_trials:Counter", search_path=(home,))
@@ -188,13 +188,13 @@ def test_a_measurement_ends_what_one_that_was_cut_off_left_on_ec2(
     closed: list[str] = []
 
     class Cluster:
-        def __init__(self, _folder: object, spec: RunSpec, *_: object) -> None:
-            self._run = spec.run
+        def __init__(self, request: ClusterRequest) -> None:
+            self._run = request.run
 
         def close(self) -> None:
             closed.append(self._run)
 
-    monkeypatch.setattr("rubberband.running.profile.open_cluster", Cluster)
+    monkeypatch.setattr("rubberband.running.profile.open_provider", Cluster)
     note = tmp_path / "profiling" / "experiments" / "test" / "run"
     note.parent.mkdir(parents=True)
     note.write_text("of one that was cut off")
@@ -215,9 +215,9 @@ def test_measuring_ends_when_a_request_asks_for_it_and_the_request_is_gone_then(
         lambda *_: Entrypoint.parse("tests.builders.trials.ray_trials:Counter"),
     )
 
-    def make_backend(_folder: object, spec: RunSpec, offer: Offer, *_: object) -> VirtualBackend:
+    def make_backend(_folder: object, spec: RunSpec, request: ClusterRequest) -> VirtualBackend:
         inbox.put(DriverRequest(id="c-1", kind="cancel", asked_at=1.0))
-        return VirtualBackend("test", offer, PROFILE, metric=spec.experiment.search.metric)
+        return VirtualBackend("test", request.offer, PROFILE, metric=spec.experiment.search.metric)
 
     monkeypatch.setattr("rubberband.running.profile.make_ray_backend", make_backend)
     with pytest.raises(Cancelled, match="nothing was saved"):
