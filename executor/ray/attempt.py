@@ -54,8 +54,6 @@ HUNG = (
     "its gang hung: a collective did not end in time, and torch ended a process; let every worker take the same steps, "
     "none that depends on its rank, and see the trial's log"
 )
-
-
 _DIED: Mapping[DeathCause, str] = {
     "memory": RAN_OUT,
     "hang": HUNG,
@@ -306,8 +304,8 @@ class Attempt:
         slots = []
         for rank, worker in busy.items():
             slots.append(self.start.gang[rank])
-            if (found := self._workers_of(rank)) is not None:
-                found.replace(self.start.gang[rank].gpu, worker)
+            if (workers := self._workers_of(rank)) is not None:
+                workers.replace(self.start.gang[rank].gpu, worker)
         return slots
 
     def _survives(self, slots: Sequence[Slot], gathered: Gathered) -> bool:
@@ -335,10 +333,10 @@ class Attempt:
             return ""
         before = self._vitals[self.start.gang.index(slot)]
         try:
-            found: DeathCause = ray.get(fresh.result().death_cause.remote(before, self.log), timeout=_PROOF_S)
+            cause: DeathCause = ray.get(fresh.result().death_cause.remote(before, self.log), timeout=_PROOF_S)
         except RayError:
             return ""
-        return found
+        return cause
 
     def _report(self, report: SegmentReport) -> None:
         """Pass a report on; workers that begin later go on from it."""
@@ -366,4 +364,4 @@ class Attempt:
         trial, attempt = self.start.trial, self.start.attempt
         with self._mutex:
             if not self._stopped:
-                self.put(lambda at: event(occurred_at=at, trial=trial, attempt=attempt, **fields))
+                self.put(lambda now: event(occurred_at=now, trial=trial, attempt=attempt, **fields))

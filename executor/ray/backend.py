@@ -155,8 +155,7 @@ class RayBackend:
             case StartTrial():
                 self._start(command)
             case StopTrial():
-                attempt = self._attempts.pop((command.trial, command.attempt), None)
-                if attempt is not None:
+                if (attempt := self._attempts.pop((command.trial, command.attempt), None)) is not None:
                     attempt.stop()
             case DiscardCheckpoint():
                 with contextlib.suppress(CheckpointError):  # it costs some disk space and nothing else

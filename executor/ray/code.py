@@ -61,14 +61,14 @@ class Code:
 
 def pack(folders: Sequence[str]) -> Code:
     """Pack the folders. Raises InputError if they are too large (it names the largest parts), or cannot be read."""
-    places = _places([folder for folder in dict.fromkeys(map(os.path.abspath, folders)) if _is_the_users(folder)])
+    places = _places(folders)
     buffer = io.BytesIO()
     homes: list[Path] = []
-    found = _files([(folder, place) for folder, place in places if "/" not in place], homes)
+    files = _files(places, homes)
     if homes:
         _log.warning("not sent to the instances, as experiments are kept there: %s", ", ".join(map(str, homes)))
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for name, path in found:
+        for name, path in files:
             try:
                 archive.writestr(_entry(name, path), path.read_bytes())
             except (OSError, UnicodeError) as error:  # also for a name that is no text
@@ -94,13 +94,13 @@ def unsent(entrypoint: Entrypoint, *, installs: bool = False) -> str:
         sent = _sent(entrypoint)
     except InputError as error:
         return str(error)
-    if entrypoint.command is not None:
+    if (command := entrypoint.command) is not None:
         folder = Path(entrypoint.search_path[0])
-        faults = (_fault_of(word, folder, sent, is_first=not at) for at, word in enumerate(entrypoint.command.words))
+        faults = (_fault_of(word, folder, sent, is_first=not index) for index, word in enumerate(command.words))
         if fault := next(filter(None, faults), ""):
             return f"entrypoint.command: {fault}"
     if not installs and (elsewhere := unsent_modules(entrypoint)):
-        what = "entrypoint" if entrypoint.command is None else "entrypoint.command: its program"
+        what = "entrypoint" if command is None else "entrypoint.command: its program"
         return (
             f"{what} imports {next(iter(elsewhere.values()))}, which is not sent to the instances: they get "
             f"{entrypoint.search_path[0]} less {IGNORE_FILE}; move it there, or install it on them "
@@ -117,20 +117,17 @@ def unsent_modules(entrypoint: Entrypoint) -> dict[str, str]:
     sent = _sent(entrypoint)
     folder = Path(next(iter(entrypoint.search_path), os.getcwd()))
     named = files_named(entrypoint.command.words, folder) if entrypoint.command is not None else []
-    found: dict[str, str] = {}
+    elsewhere: dict[str, str] = {}
     for file in files_of(entrypoint):
         path = Path(file)
         if path.suffix == ".py" and path not in named and path.resolve() not in sent and not file.startswith(_SYSTEM):
-            found.setdefault(_top_level(path), file)
-    return found
+            elsewhere.setdefault(_top_level(path), file)
+    return elsewhere
 
 
 def _sent(entrypoint: Entrypoint) -> set[Path]:
     """Return the files that instances get. Raises InputError if there is too much code."""
-    folders = [
-        folder for folder in dict.fromkeys(map(os.path.abspath, entrypoint.search_path)) if _is_the_users(folder)
-    ]
-    return {path.resolve() for _, path in _files([place for place in _places(folders) if "/" not in place[1]])}
+    return {path.resolve() for _, path in _files(_places(entrypoint.search_path))}
 
 
 def _top_level(path: Path) -> str:
@@ -183,16 +180,17 @@ def _is_the_users(folder: str) -> bool:
 
 
 def _places(folders: Sequence[str]) -> list[tuple[str, str]]:
-    """Return each folder's place in the archive: one that is within another is not packed twice."""
+    """Return the place in the archive of each folder of the user's: one that is within another is not packed twice."""
+    ours = [folder for folder in dict.fromkeys(map(os.path.abspath, folders)) if _is_the_users(folder)]
     tops: dict[str, str] = {}
-    found = {}
-    for folder in sorted(folders, key=len):
+    places = {}
+    for folder in sorted(ours, key=len):
         top = next((top for top in tops if _holds(top, folder)), None)
         if top is None:
-            found[folder] = tops[folder] = str(len(tops))
+            places[folder] = tops[folder] = str(len(tops))
         else:
-            found[folder] = f"{tops[top]}/{Path(folder).relative_to(top).as_posix()}"
-    return [(folder, found[folder]) for folder in folders]
+            places[folder] = f"{tops[top]}/{Path(folder).relative_to(top).as_posix()}"
+    return [(folder, places[folder]) for folder in ours]
 
 
 def _holds(top: str, folder: str) -> bool:
@@ -202,26 +200,28 @@ def _holds(top: str, folder: str) -> bool:
     patterns = _patterns(Path(top))
     parts = path.relative_to(top).parts
     above = [PurePosixPath(*parts[: depth + 1]) for depth in range(len(parts))]
-    return not any(_skips(patterns, each.name, str(each)) or _is_home(Path(top, each)) for each in above)
+    return not any(_skips(patterns, parent.name, str(parent)) or _is_home(Path(top, parent)) for parent in above)
 
 
-def _files(tops: Iterable[tuple[str, str]], homes: list[Path] | None = None) -> list[tuple[str, Path]]:
-    """Return (name in the archive, path) of every file, and add the homes that are left out to `homes`.
+def _files(places: Iterable[tuple[str, str]], homes: list[Path] | None = None) -> list[tuple[str, Path]]:
+    """Return (name in the archive, path) of every file of the folders that are within no other.
 
-    Raises InputError if they are too large.
+    Homes are left out, and added to `homes`. Raises InputError if the files are too large.
     """
-    found: list[tuple[str, Path]] = []
+    files: list[tuple[str, Path]] = []
     sizes: dict[str, int] = {}
-    for folder, place in tops:
+    for folder, place in places:
+        if "/" in place:  # it is in another one
+            continue
         for relative, path, size in _walk(Path(folder), [] if homes is None else homes):
-            found.append((f"{place}/{relative}", path))
+            files.append((f"{place}/{relative}", path))
             part = os.path.join(folder, relative.split("/", 1)[0])
             sizes[part] = sizes.get(part, 0) + size
-            if len(found) > MAX_FILES or sum(sizes.values()) > 20 * MAX_BYTES:
-                raise InputError(_too_much(sizes, len(found), at_least=True))
+            if len(files) > MAX_FILES or sum(sizes.values()) > 20 * MAX_BYTES:
+                raise InputError(_too_much(sizes, len(files), at_least=True))
     if sum(sizes.values()) > MAX_BYTES:
-        raise InputError(_too_much(sizes, len(found), at_least=False))
-    return found
+        raise InputError(_too_much(sizes, len(files), at_least=False))
+    return files
 
 
 def _walk(top: Path, homes: list[Path]) -> Iterator[tuple[str, Path, int]]:
@@ -242,9 +242,9 @@ def _walk(top: Path, homes: list[Path]) -> Iterator[tuple[str, Path, int]]:
             path, relative = Path(folder, name), (inside / name).as_posix()
             if not _skips(patterns, name, relative):
                 with suppress(OSError):  # a link to nowhere
-                    found = path.stat()
-                    if stat.S_ISREG(found.st_mode):
-                        yield relative, path, found.st_size
+                    status = path.stat()
+                    if stat.S_ISREG(status.st_mode):
+                        yield relative, path, status.st_size
 
 
 def _is_installed(folder: Path) -> bool:
@@ -300,8 +300,7 @@ def _too_much(sizes: dict[str, int], files: int, *, at_least: bool) -> str:
 def _entry(name: str, path: Path) -> zipfile.ZipInfo:
     entry = zipfile.ZipInfo(name, date_time=_EPOCH)
     entry.compress_type = zipfile.ZIP_DEFLATED
-    executable = os.access(path, os.X_OK)
-    entry.external_attr = (0o755 if executable else 0o644) << 16
+    entry.external_attr = (0o755 if os.access(path, os.X_OK) else 0o644) << 16
     return entry
 
 

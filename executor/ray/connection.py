@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import logging
 import math
@@ -14,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from rubberband.cloud.node import extend_lease, interruption
 from rubberband.cloud.provider import INSTANCE_LABEL, Head
 from rubberband.errors import ProviderError
 from rubberband.executor.logs.trial_log import Appender, TrialLog, left_out_line, printed_bytes, read
-from rubberband.executor.ray import connection
 from rubberband.executor.ray.slot_worker import logs_folder
 
 _OUTLIVE_HEAD = "RAY_gcs_rpc_server_reconnect_timeout_s"
@@ -53,7 +51,7 @@ class Connection:
         """Never held while anything is waited for."""
         self._asked: Future[dict[str, bool]] | None = None
         """The latest request to the head; no new one is sent once this begins to leave."""
-        self._found: dict[str, str | None] = {}
+        self._former_variables: dict[str, str | None] = {}
         """Environment variables as they were before connecting."""
 
     @property
@@ -88,7 +86,7 @@ class Connection:
                 require_none_but("")
 
     def _connect(self, head: Head) -> None:
-        self._found = {key: os.environ.get(key) for key in head.environment}
+        self._former_variables = {key: os.environ.get(key) for key in head.environment}
         os.environ.update(head.environment)
         os.environ.setdefault(_OUTLIVE_HEAD, "1000000000")
         _read_environment_again()
@@ -136,7 +134,7 @@ class Connection:
                 return
             with _signals_kept():
                 ray.shutdown()
-            for key, value in self._found.items():
+            for key, value in self._former_variables.items():
                 if value is None:
                     os.environ.pop(key, None)
                 else:
@@ -167,7 +165,7 @@ _HAS_HANDLERS = "_ZN3ray6RayLog36is_failure_signal_handler_installed_E"
 """Ray's flag that it handles SIGTERM as a crash. It does not install what the flag says is there."""
 
 
-@contextlib.contextmanager
+@contextmanager
 def _signals_kept() -> Iterator[None]:
     """Keep the handler of SIGTERM while Ray connects or disconnects.
 
@@ -195,12 +193,12 @@ def _signals_kept() -> Iterator[None]:
 
 def require_none_but(address: str) -> None:
     """Raise ProviderError if this process is connected to another Ray cluster than that of `address`."""
-    if not ray.is_initialized() or (found := ray.get_runtime_context().gcs_address) == address:
+    if not ray.is_initialized() or (other := ray.get_runtime_context().gcs_address) == address:
         return
     wanted = f"this experiment is on {address}" if address else "provider local uses its own"
     raise ProviderError(
-        f"this process is already connected to a Ray cluster ({found}), and {wanted}: call ray.shutdown() first, run "
-        f"rubberband in a process of its own, or train on that cluster (provider: ray, address: {found})"
+        f"this process is already connected to a Ray cluster ({other}), and {wanted}: call ray.shutdown() first, run "
+        f"rubberband in a process of its own, or train on that cluster (provider: ray, address: {other})"
     )
 
 
@@ -220,16 +218,16 @@ def _ask_for_nodes(label: str) -> Future[dict[str, bool]]:
 def ray_nodes(label: str = INSTANCE_LABEL) -> dict[str, bool]:
     """Return value of `label` -> whether a Ray node answers, for all such nodes that the head has ever seen."""
     nodes: list[Any] = ray.nodes()  # type: ignore[no-untyped-call]
-    found: dict[str, bool] = {}
+    alive: dict[str, bool] = {}
     for node in nodes:
         if (instance := node["Labels"].get(label)) is not None:
-            found[instance] = found.get(instance, False) or node["Alive"]
-    return found
+            alive[instance] = alive.get(instance, False) or node["Alive"]
+    return alive
 
 
 def _read_environment_again() -> None:
     """Make Ray read the authentication mode and token again: it reads them once, when it is first imported."""
-    with contextlib.suppress(AttributeError):  # a Ray that knows no authentication
+    with suppress(AttributeError):  # a Ray that knows no authentication
         core: Any = ray._raylet
         core.Config.initialize("")
         core.AuthenticationTokenLoader.instance().reset_cache()
@@ -295,8 +293,6 @@ _COLLECT_S = 20.0
 """The longest wait of a release for the last lines of the logs: a busy machine answers late, and they exist only there.
 
 The margin of a release in `rubberband.values.kinds` covers it."""
-
-
 _PART_BYTES = 2**18
 _PARTS_BYTES = 2**20
 _NAME = re.compile(r"[A-Za-z0-9_-]+\.log")
@@ -384,10 +380,10 @@ class AgentActor:
         if until is not None:
             extend_lease(until)
         folder = logs_folder(self._instance)
-        found = Beat(interruption=interruption(), logs=read_new(folder, taken, is_last=is_last))
+        beat = Beat(interruption=interruption(), logs=read_new(folder, taken, is_last=is_last))
         if is_last:
             shutil.rmtree(folder, ignore_errors=True)
-        return found
+        return beat
 
 
 @dataclass(eq=False)
@@ -410,7 +406,6 @@ class RemoteAgent:
     """Gives the name of the Ray node that the instance is, or is a part of."""
     node_label: str = field(default=INSTANCE_LABEL, kw_only=True)
     """Key of the Ray label that has it."""
-
     options: Callable[[], Mapping[str, Any]] = field(default=dict, kw_only=True)
     """Gives further options of Ray for the actor."""
 
@@ -429,7 +424,7 @@ class RemoteAgent:
 
     def begin(self) -> None:
         """Start the actor once the instance has joined, and send beats until dismissed."""
-        connection.start(self._run, f"agent-{self.instance}")
+        start(self._run, f"agent-{self.instance}")
 
     def dismiss(self) -> None:
         """Stop extending the lease."""
@@ -504,12 +499,9 @@ class RemoteAgent:
                 self.interval_s = min(self.interval_s, _NOTICED_INTERVAL_S)
                 self.on_notice()
             with suppress(OSError):  # a full disk; they are asked for again
-                self._keep(beat.logs)
+                for part in beat.logs:
+                    if self.logs is not None:
+                        append(self.logs, part, self.log_limit_bytes)
+                    self._taken[part.name] = part.end
         finally:
             self._mutex.release()
-
-    def _keep(self, parts: Sequence[LogPart]) -> None:
-        for part in parts:
-            if self.logs is not None:
-                append(self.logs, part, self.log_limit_bytes)
-            self._taken[part.name] = part.end

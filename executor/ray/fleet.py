@@ -100,27 +100,24 @@ class Mailbox:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()
         self._latest = float("-inf")
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
     def stamp(self) -> float:
         """Return the instant, never before an earlier stamp."""
         with self._mutex:
-            return self._stamp()
-
-    def _stamp(self) -> float:
-        self._latest = max(self._latest, self._clock())
-        return self._latest
+            self._latest = max(self._latest, self._clock())
+            return self._latest
 
     def put(self, event: Callable[[float], Event]) -> None:
         """Add the event that `event` makes of the present instant."""
-        self.put_all(lambda at: [event(at)])
+        self.put_all(lambda now: [event(now)])
 
     def put_all(self, happen: Callable[[float], Sequence[Event]]) -> Sequence[Event]:
         """Add and return the events that `happen` makes of the present instant."""
         with self._mutex:
-            events = happen(self._stamp())
+            events = happen(self.stamp())
             for event in events:
                 self._events.put(event)
         return events
@@ -309,17 +306,13 @@ class RayFleet:
             connection.start(lambda: self._release(instance, hold, fault), f"release-{instance}")
 
     def _release(self, instance: str, hold: _Hold, fault: str = "") -> None:
-        self._await_launch(instance, hold)
+        while not hold.launched.wait(_RETRY_S):  # until the provider has answered the launch
+            with contextlib.suppress(Exception):  # it may not know the instance yet
+                self.provider.release(instance)
         if hold.agent is not None:
             hold.agent.collect()
         status = self._release_surely(instance, fault=fault)
         self._report(instance, hold, partial(hold.life.release, status))
-
-    def _await_launch(self, instance: str, hold: _Hold) -> None:
-        """Wait for the answer to the launch, while asking the provider to release the instance."""
-        while not hold.launched.wait(_RETRY_S):
-            with contextlib.suppress(Exception):  # it may not know the instance yet
-                self.provider.release(instance)
 
     def _release_surely(self, instance: str, until: float = math.inf, *, fault: str = "") -> InstanceDescription | None:
         """Retry until the provider releases it: an instance that is held costs money.
@@ -401,25 +394,8 @@ class RayFleet:
 
     def look(self) -> None:
         """Compare the held instances with the provider's list."""
-        with self._mutex:
-            held = any(not hold.life.over for hold in self._holds.values())
-        if held:
-            self._look()
-
-    def _watch_nodes(self) -> None:
-        """Give up instances that run according to the provider, but whose Ray node is frozen or cut off."""
-        while not self._closing.wait(_WATCH_NODES_S):
-            with contextlib.suppress(Exception):  # the head is gone: `_look` will see it
-                if dead := self._connection.dead_nodes(self.provider.node_label):
-                    for instance in self._held():
-                        if self.provider.node(instance) in dead:
-                            self._give_up(instance, "its Ray node stopped answering")
-
-    def _held(self) -> list[str]:
-        with self._mutex:
-            return [instance for instance, hold in self._holds.items() if not hold.life.over]
-
-    def _look(self) -> None:
+        if not self._held():
+            return
         try:
             statuses = self.provider.describe()
             head = self.provider.head()
@@ -431,6 +407,19 @@ class RayFleet:
                 self._take_in(status)
         if self._connection.address is not None and head is None:
             self._connection.leave()
+
+    def _watch_nodes(self) -> None:
+        """Give up instances that run according to the provider, but whose Ray node is frozen or cut off."""
+        while not self._closing.wait(_WATCH_NODES_S):
+            with contextlib.suppress(Exception):  # the head is gone: `look` will see it
+                if dead := self._connection.dead_nodes(self.provider.node_label):
+                    for instance in self._held():
+                        if self.provider.node(instance) in dead:
+                            self._give_up(instance, "its Ray node stopped answering")
+
+    def _held(self) -> list[str]:
+        with self._mutex:
+            return [instance for instance, hold in self._holds.items() if not hold.life.over]
 
     def _take_in(self, status: InstanceDescription) -> None:
         instance = status.instance
@@ -460,24 +449,23 @@ class RayFleet:
 
     def reconcile(self, known: Collection[str]) -> DriverResumed:
         """Adopt the `known` instances that live, release the others, and return what lives and what has ended."""
-        head = self.provider.head()
-        if head is not None:
+        if (head := self.provider.head()) is not None:
             self._connection.open(head)
         resumed_at = self.mailbox.stamp()
-        found = described(self.provider, self.leases.former_until, self.leases.clock, self._closing.wait)
-        event = resumed(found, known, self.provider.release, resumed_at)
+        descriptions = described(self.provider, self.leases.former_until, self.leases.clock, self._closing.wait)
+        event = resumed(descriptions, known, self.provider.release, resumed_at)
         for instance in event.live:
             self._adopt(instance)
         return event
 
-    def _adopt(self, found: LiveInstance) -> None:
-        instance = found.instance
+    def _adopt(self, live: LiveInstance) -> None:
+        instance = live.instance
         hold = self._hold(instance)
-        hold.life.running_at, hold.life.hour_prices_usd = found.running_at, found.hour_prices_usd
+        hold.life.running_at, hold.life.hour_prices_usd = live.running_at, live.hour_prices_usd
         hold.launched.set()
         with self._mutex:
             self._holds[instance] = hold
-        if found.running_at is not None:
+        if live.running_at is not None:
             if hold.agent is not None and self._renews:
                 hold.agent.reaches = self.leases.former_until
             connection.start(lambda: self._assemble(instance, hold), f"assemble-{instance}")

@@ -41,7 +41,7 @@ from rubberband.executor.training import guard
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.trial import Device
 from rubberband.executor.training.worker_process import worker_settings
-from rubberband.files import write_atomically
+from rubberband.files import private, write_atomically
 from rubberband.values.environment import HASH_SEED, Environment
 
 _NAME = "fork-server"
@@ -99,7 +99,7 @@ class ForkServer:
         environment[_PADDING] = " " * _PADDING_BYTES
         name = secrets.token_hex(16)
         path = self._directory / f"{_NAME}.log"
-        with socket.socket(socket.AF_UNIX) as listener, open(path, "wb", opener=_private) as log:
+        with socket.socket(socket.AF_UNIX) as listener, open(path, "wb", opener=private) as log:
             listener.bind(f"\0{name}")
             listener.listen(_QUEUE)  # early clients wait for the imports
             self._process = subprocess.Popen(
@@ -131,18 +131,10 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        self._mask_log()
-
-    def _mask_log(self) -> None:
-        """Take the values of secrets out of what imports have printed."""
-        if self._environment.secrets:
+        if self._environment.secrets:  # which imports may have printed
             log = self._directory / f"{_NAME}.log"
             with contextlib.suppress(OSError):
                 log.write_text(self._environment.masked(log.read_text("utf-8", "replace")), "utf-8")
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def main() -> None:
@@ -185,8 +177,7 @@ def _import(entrypoint: Entrypoint | None) -> bool:
     except EntrypointError as error:  # a worker reports it better
         print(error, flush=True)
         return False
-    why_not = unforkable()
-    if why_not:
+    if why_not := unforkable():
         print(f"workers start on their own: {why_not}", flush=True)
     return not why_not
 
@@ -201,13 +192,10 @@ def unforkable() -> str:
         return f"{len(others) - 1} threads run beside the main one ({', '.join(sorted(others))})"
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            if _is_gpu(os.readlink(f"/proc/self/fd/{number}")):
+            path = os.readlink(f"/proc/self/fd/{number}")
+            if path.startswith("/dev/nvidia") and path != _CONTROL:
                 return "CUDA is in use"
     return "CUDA is in use" if _cuda_refuses_a_fork() else ""
-
-
-def _is_gpu(path: str) -> bool:
-    return path.startswith("/dev/nvidia") and path != _CONTROL
 
 
 def _cuda_refuses_a_fork() -> bool:
@@ -252,8 +240,7 @@ def _take(connection: socket.socket, imports: _Imports) -> Mapping[str, Any] | N
         content = connection.makefile("rb").read(struct.unpack("!I", header)[0])
         order: dict[str, Any] = json.loads(content)
         begin, end = _environment_place()
-        environments = [each for each in (order["environment"], order["program"]) if each is not None]
-        if any(len(_block(imports.added_to(each))) > end - begin for each in environments):
+        if any(len(_block(imports.added_to(order[key] or {}))) > end - begin for key in ("environment", "program")):
             return None
         if order["program"] is not None and not imports.suit(order["program"]):
             return None
@@ -292,8 +279,7 @@ def _become(order: Mapping[str, Any], imports: _Imports) -> None:
     os.nice(order["nice"] - os.nice(0))
     os.chdir(order["folder"])
     _take_over(imports.added_to(order["environment"]))
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
+    if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()  # Python's own generator has been seeded at the fork
     sys.argv = list(order["argv"])
     if order["program"] is None:
@@ -365,8 +351,7 @@ class _Imports:
             def __getitem__(self, name: str) -> str:
                 if _reader() not in {*_OF_PREFIX, *_RANKS}:
                     read.add(name)
-                found: str = super().__getitem__(name)
-                return found
+                return str(super().__getitem__(name))
 
             def __iter__(self) -> Iterator[str]:
                 if _reader() not in _OF_PREFIX:
@@ -379,11 +364,12 @@ class _Imports:
     def __exit__(self, *_: object) -> None:
         os.environ.__class__ = os._Environ
         self._set = {name: value for name, value in os.environ.items() if self._before.get(name) != value}
+        finalizers: Any = weakref.finalize
         if "" in self._read:
             self._binding = "its module goes through all variables at its import"
         elif _open_files() - self._files:
             self._binding = "its module leaves a file open"
-        elif any(_is_temporary(each) for each in weakref.finalize._registry.values()):  # type: ignore[attr-defined]
+        elif any(getattr(info.func, "__self__", None) is TemporaryDirectory for info in finalizers._registry.values()):
             self._binding = "its module makes a temporary folder"
 
     def suit(self, environment: Mapping[str, str]) -> bool:
@@ -434,10 +420,6 @@ def _reader() -> str:
 
 def _open_files() -> set[str]:
     return set(os.listdir("/proc/self/fd"))
-
-
-def _is_temporary(info: Any) -> bool:
-    return getattr(info.func, "__self__", None) is TemporaryDirectory
 
 
 if __name__ == "__main__":

@@ -44,11 +44,11 @@ class NodeProbe:
         connection = Connection()
         try:
             connection.open(self.provider.ensure_head())
-            found = self._faults([node.node for node in self.provider.nodes])
+            faults = self._faults([node.node for node in self.provider.nodes])
         finally:
             connection.close()
-        if faults := [fault for fault in found.values() if fault]:
-            raise InputError(faults[0])
+        if fault := next(filter(None, faults.values()), ""):
+            raise InputError(fault)
 
     def fault_of(self, node: str) -> str:
         """Return why a trial cannot train on a node that joined since then; empty: it can, or was asked then.
@@ -63,13 +63,13 @@ class NodeProbe:
 
     def _faults(self, nodes: Sequence[str]) -> dict[str, str]:
         """Return node -> fault, empty without one."""
-        found = self._ask(nodes)
-        lacking = [node for node in nodes if found[node].lacks_rubberband]
+        answers = self._ask(nodes)
+        lacking = [node for node in nodes if answers[node].lacks_rubberband]
         if lacking and not self.brings:
             self.brings = True
-            found |= self._ask(lacking)
+            answers |= self._ask(lacking)
         names = {node.node: f"node {node.address} of the Ray cluster" for node in self.provider.nodes}
-        return {node: found[node].fault and f"{names.get(node, node)} {found[node].fault}" for node in nodes}
+        return {node: answers[node].fault and f"{names.get(node, node)} {answers[node].fault}" for node in nodes}
 
     def _ask(self, nodes: Sequence[str]) -> dict[str, _Answer]:
         """Ask nodes, side by side."""

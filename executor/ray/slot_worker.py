@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from rubberband.cloud.node import machine_folder
+from rubberband.cloud.node import machine_folder, memory_kills
 from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.logs import trial_log
 from rubberband.executor.logs.trial_log import PIPE_BYTES, TrialLog
@@ -78,15 +78,15 @@ class LogPump:
         with theirs:
             command = [sys.executable, "-I", "-S", trial_log.__file__, str(theirs.fileno())]
             nowhere = subprocess.DEVNULL
-            starting = subprocess.Popen(
+            subprocess.run(
                 command,
                 stdin=nowhere,
                 stdout=nowhere,
                 stderr=nowhere,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
+                check=False,
             )
-            starting.wait()
         ours.settimeout(_LOG_PATIENCE_S)
         for text in self._masks:
             ours.sendall(trial_log.masking(text))
@@ -215,8 +215,6 @@ class SlotWorker:
 
     def vitals(self, log: TrialLog | None) -> Vitals:
         """Return the present counts of its machine."""
-        from rubberband.cloud.node import memory_kills
-
         return memory_kills(), 0 if log is None else trial_log.printed_bytes(self._placed(log).path)
 
     def death_cause(self, before: Vitals, log: TrialLog | None) -> DeathCause:
@@ -295,7 +293,7 @@ def _speak_where_others_listen() -> None:
 
     address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     for interface, addresses in psutil.net_if_addrs().items():
-        if any(found.address == address for found in addresses):
+        if any(entry.address == address for entry in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # not a prefix: ens5 would be ens50 too
 
