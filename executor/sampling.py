@@ -61,12 +61,12 @@ def draw(
         )
     enough = search.results_needed
     iterations, known = known_results(search, state, drawn, enough)
-    results = sum(each.values is not None for each in known)
+    results = sum(entry.values is not None for entry in known)
     reason = f"by {name} from {counted(results, 'result')} after {counted(iterations, 'iteration')}"
     if results < enough:
         reason = f"at random: {name} needs {counted(enough, 'result')} and there are {results}"
-    found = propose(search, known, first, len(trials))
-    return TrialsDrawn(occurred_at=now(), first_trial=first, configurations=tuple(found), reason=reason)
+    proposed = propose(search, known, first, len(trials))
+    return TrialsDrawn(occurred_at=now(), first_trial=first, configurations=tuple(proposed), reason=reason)
 
 
 def configurations(state: State, setup: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:
@@ -102,13 +102,13 @@ def known_results(
     iterations = max(1, done[min(max(1, enough - len(given)), len(done)) - 1] if done else 1)
     objectives = search.objectives
     values = {trial: _values(objectives, state.trials[trial], iterations) for trial in drawn}
-    every = [each for each in (*values.values(), *(each.values for each in given)) if each is not None]
+    every = [metrics for metrics in (*values.values(), *(entry.values for entry in given)) if metrics is not None]
     columns = [[value for value in column if math.isfinite(value)] for column in zip(*every, strict=True)]
     if not columns or not all(columns):
         return iterations, given
     worst = [(max if mode == "min" else min)(column) for (_, mode), column in zip(objectives, columns, strict=True)]
-    found = [Known(configuration=drawn[trial], values=_finite(each, worst)) for trial, each in values.items()]
-    return iterations, [*given, *found]
+    trained = [Known(configuration=drawn[trial], values=_finite(metrics, worst)) for trial, metrics in values.items()]
+    return iterations, [*given, *trained]
 
 
 def _values(objectives: Sequence[tuple[str, str]], trial: TrialState, iterations: int) -> tuple[float, ...] | None:
@@ -133,24 +133,24 @@ def propose(search: Search, known: Sequence[Known], first: int, count: int) -> l
 
     Without enough results they are drawn at random, as the sampler `random` does.
     """
-    if sum(each.values is not None for each in known) < search.results_needed:
+    if sum(entry.values is not None for entry in known) < search.results_needed:
         end = first + count
         return sample(search.space, "random", end, search.sampler.seed, search.points_to_train[:end])[first:]
     import optuna
 
     with quiet():
-        done = [each for each in known if each.values is not None]
+        done = [entry for entry in known if entry.values is not None]
         seed = hashed(search.sampler.seed, "optuna", first) >> 33
         study = optuna.create_study(
             directions=["minimize" if mode == "min" else "maximize" for _, mode in search.objectives],
-            sampler=_SAMPLERS[search.sampler.algorithm](search, done, seed),
+            sampler=_sampler(search, done, seed),
         )
-        for each in known:
-            study.add_trial(_frozen(search.space, each, population=each.values is not None))
+        for entry in known:
+            study.add_trial(_frozen(search.space, entry, population=entry.values is not None))
         points = search.points_to_train[first : first + count]
         for point in points:
             study.enqueue_trial(_params_of_point(search.space, point))
-        return [_ask(study, search.space, {} if n >= len(points) else points[n]) for n in range(count)]
+        return [_ask(study, search.space, {} if number >= len(points) else points[number]) for number in range(count)]
 
 
 def _ask(study: optuna.Study, space: Mapping[str, Any], point: Mapping[str, Any]) -> Configuration:
@@ -213,30 +213,30 @@ def internal(domain: Domain, value: Any) -> Any:
 
 def _params(space: Mapping[str, Any], configuration: Mapping[str, Any]) -> dict[Path, tuple[Domain, Any]]:
     """Return path -> (domain, value in the study) of the parameters that a configuration has."""
-    found: dict[Path, tuple[Domain, Any]] = {}
+    params: dict[Path, tuple[Domain, Any]] = {}
 
     def look(path: Path, domain: Domain) -> Any:
-        found[path] = domain, internal(domain, configuration[path[-1]])
+        params[path] = domain, internal(domain, configuration[path[-1]])
         return domain.find(configuration[path[-1]])
 
     configured(space, look)
-    return found
+    return params
 
 
 def _params_of_point(space: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a point, which may leave parameters out, as the study names them."""
-    found: dict[str, Any] = {}
+    params: dict[str, Any] = {}
 
     def look(space: Mapping[str, Any], path: Path) -> None:
         for name, value in space.items():
             if name in point and isinstance(value, Domain):
-                found[key((*path, name))] = internal(value, point[name])
+                params[key((*path, name))] = internal(value, point[name])
                 chosen = value.find(point[name])
                 if isinstance(chosen, SubSpace):
                     look(chosen.space, (*path, name, chosen.name))
 
     look(space, ())
-    return found
+    return params
 
 
 def _frozen(
@@ -245,7 +245,7 @@ def _frozen(
     from optuna.trial import TrialState as OptunaState
     from optuna.trial import create_trial
 
-    params = {path: each for path, each in _params(space, known.configuration).items() if only is None or path in only}
+    params = {path: pair for path, pair in _params(space, known.configuration).items() if only is None or path in only}
     return create_trial(
         state=OptunaState.RUNNING if known.values is None else OptunaState.COMPLETE,
         values=known.values,
@@ -255,51 +255,25 @@ def _frozen(
     )
 
 
-# Samplers of one batch. All results are one generation of the evolutionary ones.
+def _sampler(search: Search, known: Sequence[Known], seed: int) -> BaseSampler:
+    """Return the sampler of one batch. All results are one generation of NSGA-II."""
+    from optuna.samplers import CmaEsSampler, GPSampler, NSGAIISampler, TPESampler
 
-
-def _tpe(search: Search, known: Sequence[Known], seed: int) -> BaseSampler:
-    from optuna.samplers import TPESampler
-
-    return TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=1)
-
-
-def _gp(search: Search, known: Sequence[Known], seed: int) -> BaseSampler:
-    from optuna.samplers import GPSampler
-
-    return GPSampler(seed=seed, n_startup_trials=1, warn_independent_sampling=False)
-
-
-def _cmaes(search: Search, known: Sequence[Known], seed: int) -> BaseSampler:
-    """Return CMA-ES that begins where the results are best (warm start, Nomura et al. 2021)."""
-    from optuna.samplers import CmaEsSampler
-
-    axes = [
-        path
-        for path, domain in leaves(search.space)
-        if path[1:] == () and not domain.options and not _is_single(domain)
-    ]
-    source = [_frozen(search.space, each, only=axes) for each in known] if axes else None
-    return CmaEsSampler(seed=seed, n_startup_trials=1, warn_independent_sampling=False, source_trials=source)
-
-
-def _is_single(domain: Domain) -> bool:
-    found: bool = distribution(domain).single()
-    return found
-
-
-def _nsgaii(search: Search, known: Sequence[Known], seed: int) -> BaseSampler:
-    from optuna.samplers import NSGAIISampler
-
-    return NSGAIISampler(seed=seed, population_size=min(_POPULATION, max(2, len(known) // 2)))
-
-
-_SAMPLERS: Mapping[str, Callable[[Search, Sequence[Known], int], BaseSampler]] = {
-    "tpe": _tpe,
-    "gp": _gp,
-    "cmaes": _cmaes,
-    "nsgaii": _nsgaii,
-}
+    match search.sampler.algorithm:
+        case "gp":
+            return GPSampler(seed=seed, n_startup_trials=1, warn_independent_sampling=False)
+        case "nsgaii":
+            return NSGAIISampler(seed=seed, population_size=min(_POPULATION, max(2, len(known) // 2)))
+        case "cmaes":  # it begins where the results are best (warm start, Nomura et al. 2021)
+            axes = [
+                path
+                for path, domain in leaves(search.space)
+                if len(path) == 1 and not domain.options and not distribution(domain).single()
+            ]
+            source = [_frozen(search.space, entry, only=axes) for entry in known] if axes else None
+            return CmaEsSampler(seed=seed, n_startup_trials=1, warn_independent_sampling=False, source_trials=source)
+        case _:
+            return TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=1)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from io import BufferedIOBase
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError, StoreAwayError
@@ -148,15 +148,11 @@ class CheckpointStore(ABC):
     def write_mark(self, mark: str) -> None:
         """Mark it durably; a directory that has a mark keeps it. Raises CheckpointError."""
 
-    def with_mark(self, mark: str) -> Self:
-        """Return the store at the same place that must have this mark."""
-        return replace(self, mark=mark)
-
     def _require_mark(self) -> None:
         """Raise StoreAwayError if it is another store than it was, such as an empty mount point."""
-        found = self.read_mark()
-        if self.mark and found != self.mark:
-            raise _other(self.url, self.mark, found, "")
+        present = self.read_mark()
+        if self.mark and present != self.mark:
+            raise _other(self.url, self.mark, present, "")
 
 
 def open_store(url: str) -> CheckpointStore:
@@ -170,14 +166,11 @@ def open_store(url: str) -> CheckpointStore:
 
 
 def make_store(url: str) -> CheckpointStore:
-    """Open a store and mark it; a store that other experiments use keeps its mark.
-
-    Raises InputError.
-    """
+    """Open a store and mark it; a store that other experiments use keeps its mark. Raises InputError."""
     store = open_store(url)
     try:
         store.write_mark(uuid.uuid4().hex)
-        return store.with_mark(store.read_mark())
+        return replace(store, mark=store.read_mark())
     except CheckpointError as error:
         raise InputError(f"{error}; name another store") from error
 
@@ -189,13 +182,13 @@ def reopen_store(url: str, mark: str, known: Sequence[CheckpointRef], run: str =
     Raises StoreAwayError if it is not there or cannot be written, InputError for an invalid URL.
     """
     store = _store_at(url)
-    found = store.read_mark()
-    if found != mark and not any(store.holds(ref) for ref in known):
-        raise _other(store.url, mark, found, "none of the experiment's checkpoints" if known else "")
-    if not found:
+    present = store.read_mark()
+    if present != mark and not any(store.holds(ref) for ref in known):
+        raise _other(store.url, mark, present, "none of the experiment's checkpoints" if known else "")
+    if not present:
         store.write_mark(mark)
-        found = store.read_mark()
-    store = replace(store, mark=found, run=run)
+        present = store.read_mark()
+    store = replace(store, mark=present, run=run)
     probe(store, size_bytes=max((ref.size_bytes for ref in known), default=0))
     return store
 
@@ -207,9 +200,7 @@ def store_of(ref: CheckpointRef) -> CheckpointStore:
 
 def probe(store: CheckpointStore, trial: int = 0, size_bytes: int = 0) -> None:
     """Raise StoreAwayError unless it is the same store, and accepts a checkpoint of that size (64 MiB at most)."""
-    found = store.read_mark()
-    if store.mark and found != store.mark:
-        raise _other(store.url, store.mark, found, "")
+    store._require_mark()
     try:
         store.discard(store.save(trial, 0, bytes(min(max(size_bytes, _LEAST_PROBE_BYTES), _LONGEST_PROBE_BYTES))))
     except StoreAwayError:
@@ -221,8 +212,8 @@ def probe(store: CheckpointStore, trial: int = 0, size_bytes: int = 0) -> None:
         ) from error
 
 
-def _other(url: str, mark: str, found: str, lacking: str) -> StoreAwayError:
-    seen = f"the mark {found[:8]}…" if found else f"no file {MARK}"
+def _other(url: str, mark: str, present: str, lacking: str) -> StoreAwayError:
+    seen = f"the mark {present[:8]}…" if present else f"no file {MARK}"
     seen = f"{seen} and {lacking}" if lacking else seen
     return StoreAwayError(
         f"the checkpoint store {url} is not the original one: expected the mark {mark[:8]}…, found {seen}; mount or "

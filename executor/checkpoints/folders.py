@@ -43,7 +43,7 @@ class _Changed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _FoundFile:
+class _Entry:
     path: str
     """Below the folder, with `/`."""
     place: str
@@ -96,7 +96,7 @@ class FolderCheckpoint:
     # In the checkpoint of a trial its files are kept by path. Another library that pickles it gets their content.
 
     def __getstate__(self) -> list[Mapping[str, bytes]]:
-        return [{each.path: Path(each.place).read_bytes() for each in _walk(str(self.path)) if not each.is_folder}]
+        return [{entry.path: Path(entry.place).read_bytes() for entry in _walk(str(self.path)) if not entry.is_folder}]
 
     def __setstate__(self, state: list[Mapping[str, bytes]]) -> None:
         self._scratch = Scratch()
@@ -111,11 +111,11 @@ class FolderCheckpoint:
 def _copy(folder: Path, to: Path) -> None:
     """Copy a folder; a link is what it leads to."""
     to.mkdir()
-    for each in _walk(str(folder)):
-        if each.is_folder:
-            (to / each.path).mkdir()
+    for entry in _walk(str(folder)):
+        if entry.is_folder:
+            (to / entry.path).mkdir()
         else:
-            shutil.copy2(each.place, to / each.path)
+            shutil.copy2(entry.place, to / entry.path)
 
 
 def pack(folder: Path, to: Path, *, iterations: int, metrics: Mapping[str, float]) -> None:
@@ -136,7 +136,8 @@ def write_archive(sources: Sources, to: Path, **content: Any) -> None:
             before = {path: signature(path) for path in sources.values() if isinstance(path, Path)}
             _write(sources, to, content)
             for path, was in before.items():
-                _require_same(path, was)
+                if (now := signature(path)) != was:
+                    raise _Changed(str(path / sorted(set(now) ^ set(was))[0][0]))
             return
         except (FileNotFoundError, _Changed) as error:
             changed = str(getattr(error, "filename", None) or error)
@@ -195,20 +196,14 @@ def is_archive(payload: bytes | Path) -> bool:
 def signature(folder: Path) -> Signature:
     """Return path, inode, size and time of all in a folder. Raises OSError, or CheckpointError as `pack` does."""
     return tuple(
-        (each.path, each.status.st_ino, 0 if each.is_folder else each.status.st_size, each.status.st_mtime_ns)
-        for each in _walk(str(folder))
+        (entry.path, entry.status.st_ino, 0 if entry.is_folder else entry.status.st_size, entry.status.st_mtime_ns)
+        for entry in _walk(str(folder))
     )
-
-
-def _require_same(folder: Path, was: Signature) -> None:
-    now = signature(folder)
-    if now != was:
-        raise _Changed(str(folder / sorted(set(now) ^ set(was))[0][0]))
 
 
 def _walk(
     folder: str, below: str = "", parents: tuple[tuple[int, int], ...] = (), *, top: str | None = None
-) -> Iterator[_FoundFile]:
+) -> Iterator[_Entry]:
     """Yield the files and folders in a folder, in order; a link is what it leads to.
 
     `top`: links to what is in this folder are yielded as links.
@@ -230,12 +225,12 @@ def _walk(
                 ) from None
             raise
         if top is not None and os.path.islink(place) and (link := _link_within(place, top)) is not None:
-            yield _FoundFile(path, place, os.lstat(place), link)
+            yield _Entry(path, place, os.lstat(place), link)
         elif stat.S_ISDIR(status.st_mode):
-            yield _FoundFile(path, place, status)
+            yield _Entry(path, place, status)
             yield from _walk(place, f"{path}/", (*parents, identity), top=top)
         elif stat.S_ISREG(status.st_mode):
-            yield _FoundFile(path, place, status)
+            yield _Entry(path, place, status)
         else:
             raise CheckpointError(f"{place} is neither a file nor a folder, so it cannot be packed; remove it")
 
@@ -262,13 +257,13 @@ def _write(sources: Sources, to: Path, content: Mapping[str, Any]) -> None:
                 continue
             if name:
                 folders.append(name)
-            for each in _walk(str(source), f"{name}/" if name else "", top=str(source)):
-                if each.link is not None:
-                    links.append({"path": each.path, "target": each.link})
-                elif each.is_folder:
-                    folders.append(each.path)
+            for entry in _walk(str(source), f"{name}/" if name else "", top=str(source)):
+                if entry.link is not None:
+                    links.append({"path": entry.path, "target": entry.link})
+                elif entry.is_folder:
+                    folders.append(entry.path)
                 else:
-                    files.append(_add(archive, each))
+                    files.append(_add(archive, entry))
         listed = {"folders": folders, "links": links, "files": files}
         manifest = json.dumps({"format": FORMAT, **content, **listed}).encode()
         info = tarfile.TarInfo(MANIFEST)
@@ -276,20 +271,20 @@ def _write(sources: Sources, to: Path, content: Mapping[str, Any]) -> None:
         archive.addfile(info, io.BytesIO(manifest))
 
 
-def _add(archive: tarfile.TarFile, found: _FoundFile) -> dict[str, Any]:
+def _add(archive: tarfile.TarFile, entry: _Entry) -> dict[str, Any]:
     """Add a file; return its entry in the manifest."""
-    with open(found.place, "rb") as file:
+    with open(entry.place, "rb") as file:
         digested = _Digested(file)
         size = os.fstat(file.fileno()).st_size
-        info = _member(found.path, size, found.status.st_mtime)
-        info.mode = stat.S_IMODE(found.status.st_mode)
+        info = _member(entry.path, size, entry.status.st_mtime)
+        info.mode = stat.S_IMODE(entry.status.st_mode)
         try:
             archive.addfile(info, digested)
         except OSError as error:
             if error.errno is None:  # it became shorter
-                raise _Changed(found.place) from error
+                raise _Changed(entry.place) from error
             raise
-    return {"path": found.path, "size": size, "sha256": digested.digest()}
+    return {"path": entry.path, "size": size, "sha256": digested.digest()}
 
 
 def _member(path: str, size_bytes: int, modified_at: float) -> tarfile.TarInfo:
@@ -332,14 +327,14 @@ def _manifest(archive: tarfile.TarFile) -> dict[str, Any]:
         raise CheckpointError("the checkpoint is cut off: its manifest, which is its last file, is missing")
     file = archive.extractfile(last)
     assert file is not None
-    found = json.load(file)
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        kind = found.get("format") if isinstance(found, dict) else type(found).__name__
+    manifest = json.load(file)
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        kind = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
         raise CheckpointError(f"the checkpoint has format {kind}; this version reads format {FORMAT}")
-    entries = [*found["files"], *found["links"]]
-    for path in (*found["folders"], *(entry["path"] for entry in entries)):
+    entries = [*manifest["files"], *manifest["links"]]
+    for path in (*manifest["folders"], *(entry["path"] for entry in entries)):
         _require_inside(path)
-    return found
+    return manifest
 
 
 def _require_inside(path: str) -> None:

@@ -149,7 +149,6 @@ class FsspecFolder:
     """Without a slash at its end."""
 
     def check(self) -> None:
-        """Write and delete an object. Raises InputError with the remedy if that fails."""
         name = f".probe-{uuid.uuid4().hex}"
         try:
             self.put(name, b"probe")
@@ -163,7 +162,6 @@ class FsspecFolder:
             ) from error
 
     def put(self, name: str, payload: bytes | Path) -> str:
-        """Write an object, whole or not at all. Raises CheckpointError."""
         with self._failing(name, "written") as (files, path):
             if isinstance(payload, bytes):
                 files.pipe_file(path, payload)
@@ -172,12 +170,10 @@ class FsspecFolder:
         return f"{self.url}/{name}"
 
     def get(self, name: str) -> bytes:
-        """Return the bytes of an object. Raises FileNotFoundError if there is none, CheckpointError."""
         with self._failing(name, "read", missing=True) as (files, path):
             return bytes(files.cat_file(path))
 
     def fetch(self, name: str, file: BufferedIOBase) -> None:
-        """Write the bytes of an object to a file. Raises FileNotFoundError if there is none, CheckpointError."""
         with (
             self._failing(name, "read", missing=True) as (files, path),
             files.open(path, "rb", block_size=_BLOCK_BYTES) as source,
@@ -185,7 +181,6 @@ class FsspecFolder:
             shutil.copyfileobj(source, file, _BLOCK_BYTES)
 
     def has(self, name: str) -> bool:
-        """Return whether the object exists. Raises CheckpointError."""
         try:
             with self._failing(name, "checked", missing=True) as (files, path):
                 return bool(files.info(path))
@@ -193,19 +188,17 @@ class FsspecFolder:
             return False
 
     def names(self) -> list[str]:
-        """Return the names of all objects. Raises CheckpointError."""
         try:
             with self._failing("", "listed", missing=True) as (files, path):
-                found = files.ls(path, detail=True)
+                entries = files.ls(path, detail=True)
         except FileNotFoundError:
             return []
-        return [each["name"].rpartition("/")[2] for each in found if each["type"] == "file"]
+        return [entry["name"].rpartition("/")[2] for entry in entries if entry["type"] == "file"]
 
     def abort_uploads(self, part: str) -> None:
         """Do nothing: these stores drop uploads that were cut off by themselves."""
 
     def delete(self, name: str) -> None:
-        """Delete an object, if it is there. Raises CheckpointError."""
         with suppress(FileNotFoundError), self._failing(name, "deleted", missing=True) as (files, path):
             files.rm_file(path)
 

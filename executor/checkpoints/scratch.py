@@ -82,8 +82,11 @@ def on_machine(store: CheckpointStore, ref: CheckpointRef) -> Iterator[Path | by
     try:
         folder = machine_folder() / "checkpoints"
         folder.mkdir(exist_ok=True)
-        _remove_unused(folder, ref.digest)
         path = folder / ref.digest
+        for other in folder.iterdir():  # killed processes leave some
+            if other != path:
+                with contextlib.suppress(OSError):
+                    _let_go(other, os.open(other, os.O_RDWR))
         descriptor = _hold(path, store, ref)
     except OSError:
         yield store.load(ref)
@@ -139,11 +142,3 @@ def _let_go(path: Path, descriptor: int) -> None:
 def _unlock(descriptor: int) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_UN)  # a loader worker that was forked meanwhile has the descriptor too
     os.close(descriptor)
-
-
-def _remove_unused(folder: Path, kept: str) -> None:
-    """Remove the files that killed processes left."""
-    for path in folder.iterdir():
-        if path.name != kept:
-            with contextlib.suppress(OSError):
-                _let_go(path, os.open(path, os.O_RDWR))

@@ -11,6 +11,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,8 +62,8 @@ def trial_files(folder: Path, trial: int | None) -> dict[int | None, Path]:
         names = os.listdir(folder)
     except OSError:
         return {}
-    found = sorted((int(match[1]), name) for name in names if (match := _TRIAL_LOG.fullmatch(name)))
-    return {number: folder / name for number, name in found[:MAX_FILES]}
+    numbered = sorted((int(match[1]), name) for name in names if (match := _TRIAL_LOG.fullmatch(name)))
+    return {number: folder / name for number, name in numbered[:MAX_FILES]}
 
 
 def page(
@@ -88,8 +89,8 @@ def page(
         share = TAIL_BYTES // max(1, min(len(files), 32))
         begin = _tail_offset(path, share) if place.is_tail else place.offsets.get(key, 0)
         room = PAGE_BYTES if place.is_tail else limit - len(lines)
-        found, end, used = _read(path, begin, room, left_bytes, is_whole, search.casefold())
-        lines += [PrintedLine(trial=number, text=text) for text in found]
+        texts, end, used = _read(path, begin, room, left_bytes, is_whole, search.casefold())
+        lines += [PrintedLine(trial=number, text=text) for text in texts]
         left_bytes -= used
         if end:
             place.offsets[key] = end
@@ -115,8 +116,8 @@ def _tail_offset(path: Path, share: int) -> int:
         size = printed_bytes(path)
         if size <= share:
             return 0
-        found = read(path, size - share, share)
-        return found.begin + found.content.find(b"\n") + 1
+        stretch = read(path, size - share, share)
+        return stretch.begin + stretch.content.find(b"\n") + 1
     except OSError:
         return 0
 
@@ -130,25 +131,23 @@ def _read(
     """
     texts: list[str] = []
     left_bytes, goes_on = most_bytes, True
-    try:
+    with suppress(OSError):
         if printed_bytes(path) < begin:
             begin = 0
         while goes_on and left_bytes > 0 and len(texts) < room:
-            found = read(path, begin, left_bytes)
-            goes_on = found.is_cut
-            if found.content:
-                more, used = _lines(found, found.begin - begin, room - len(texts), is_whole or found.is_cut, search)
+            stretch = read(path, begin, left_bytes)
+            goes_on = stretch.is_cut
+            if stretch.content:
+                more, used = _lines(stretch, stretch.begin - begin, room - len(texts), is_whole or goes_on, search)
                 texts += more
-                begin = found.begin + used
+                begin = stretch.begin + used
                 left_bytes -= used
-    except OSError:
-        pass
     return texts, begin, most_bytes - left_bytes
 
 
-def _lines(found: Stretch, left_out_bytes: int, room: int, is_whole: bool, search: str) -> tuple[list[str], int]:
+def _lines(stretch: Stretch, left_out_bytes: int, room: int, is_whole: bool, search: str) -> tuple[list[str], int]:
     """Return the lines of a stretch with `search`, and the bytes up to them; `left_out_bytes` are missing before it."""
-    data, texts, used = found.content, list[str](), 0
+    data, texts, used = stretch.content, list[str](), 0
     if left_out_bytes:
         texts.append(left_out_line(left_out_bytes))
     while len(texts) < room and used < len(data):
@@ -202,23 +201,23 @@ def read_cursor(cursor: str | None) -> LogPlace:
 
 
 def _varint(number: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while number >= 0x80:
-        found.append(number & 0x7F | 0x80)
+        encoded.append(number & 0x7F | 0x80)
         number >>= 7
-    return bytes([*found, number])
+    return bytes([*encoded, number])
 
 
 def _varints(data: bytes) -> list[int]:
-    found, number, shift = [], 0, 0
+    numbers, number, shift = [], 0, 0
     for byte in data:
         if shift > 56:
             raise ValueError("no such number")
         number |= (byte & 0x7F) << shift
         shift += 7
         if byte < 0x80:
-            found.append(number)
+            numbers.append(number)
             number = shift = 0
-    if shift or not found:
+    if shift or not numbers:
         raise ValueError("it is cut off")
-    return found
+    return numbers

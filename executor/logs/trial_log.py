@@ -87,34 +87,34 @@ def read(path: Path, begin: int, most_bytes: int) -> Stretch:
 
 
 def _read(pieces: Sequence[_Piece], begin: int, most_bytes: int) -> Stretch:
-    content, at = bytearray(), begin
+    content, reached = bytearray(), begin
     for piece in pieces:
-        if piece.end <= at:
+        if piece.end <= reached:
             continue
-        if piece.begin > at:
+        if piece.begin > reached:
             if content:
                 return Stretch(begin=begin, content=bytes(content), is_cut=True)
-            begin = at = piece.begin
+            begin = reached = piece.begin
         with open(piece.path, "rb") as file:
-            file.seek(at - piece.begin)
-            found = file.read(min(most_bytes - len(content), piece.end - at))
-        content += found
-        at += len(found)
-        if len(content) >= most_bytes or at < piece.end:
+            file.seek(reached - piece.begin)
+            part = file.read(min(most_bytes - len(content), piece.end - reached))
+        content += part
+        reached += len(part)
+        if len(content) >= most_bytes or reached < piece.end:
             break
     return Stretch(begin=begin, content=bytes(content), is_cut=False)
 
 
 def _pieces(path: Path) -> list[_Piece]:
     """Return the files of a log, in order."""
-    found = []
+    pieces = []
     with contextlib.suppress(FileNotFoundError):
-        found.append(_Piece(begin=0, end=path.stat().st_size, path=path))
-    return found + _end_pieces(path)
+        pieces.append(_Piece(begin=0, end=path.stat().st_size, path=path))
+    return pieces + _end_pieces(path)
 
 
 def _end_pieces(path: Path) -> list[_Piece]:
-    folder, found = _end_folder(path), []
+    folder, pieces = _end_folder(path), []
     try:
         names = sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
@@ -124,8 +124,8 @@ def _end_pieces(path: Path) -> list[_Piece]:
         with contextlib.suppress(FileNotFoundError):
             if begin.isdecimal():
                 size = (folder / name).stat().st_size
-                found.append(_Piece(begin=int(begin), end=int(begin) + size, path=folder / name))
-    return found
+                pieces.append(_Piece(begin=int(begin), end=int(begin) + size, path=folder / name))
+    return pieces
 
 
 def _end_folder(path: Path) -> Path:
@@ -174,9 +174,9 @@ class Appender:
                 return self._head, room
             self._begin_piece()
         while True:
-            found = os.fstat(self._piece)
-            room = self._piece_bytes - found.st_size
-            if found.st_nlink and room > 0:
+            status = os.fstat(self._piece)
+            room = self._piece_bytes - status.st_size
+            if status.st_nlink and room > 0:
                 return self._piece, room
             self._begin_piece()
 

@@ -28,7 +28,9 @@ PRIOR_SCALE = 0.1
 PRIOR_FREEDOM = 2.0
 """Degrees of freedom of the prior: its tail gives way to data that says more."""
 _GRID = 128
-_LEAST, _MOST = 1e-6, 2.0
+_LEAST_S = 1e-6
+"""A shorter iteration counts as one of this time, which has a logarithm."""
+_LEAST_SD, _MOST_SD = 1e-6, 2.0
 _ZOOMS = 3
 _NEGLIGIBLE = 1e-7
 """Share of the peak's density; the next grid covers the points above it."""
@@ -98,7 +100,7 @@ class Fit:
 
 def cell_of(trial: int, gpus: int, seconds: Sequence[float]) -> Cell:
     """Return the cell of a trial's iterations (one at least) with one number of GPUs."""
-    logs = [math.log(max(second, _LEAST)) for second in seconds]
+    logs = [math.log(max(second, _LEAST_S)) for second in seconds]
     log_s, mean_s = (math.fsum(values) / len(values) for values in (logs, seconds))
     scatter = math.fsum((log - log_s) ** 2 for log in logs)
     return Cell(trial=trial, gpus=gpus, mean_s=mean_s, log_s=log_s, iterations=len(logs), scatter=scatter)
@@ -113,7 +115,7 @@ def fit(cells: Sequence[Cell]) -> Fit:
     never 0. For one trial alone, the estimate of how trials differ is the prior's mean, 15 %.
     """
     table = _Table(cells)
-    trial_sd = residual_sd = np.geomspace(_LEAST, _MOST, _GRID)
+    trial_sd = residual_sd = np.geomspace(_LEAST_SD, _MOST_SD, _GRID)
     for _ in range(_ZOOMS):
         weights = table.posterior(trial_sd, residual_sd)
         trial_sd, residual_sd = _zoom(trial_sd, residual_sd, weights)
@@ -137,9 +139,9 @@ class _Table:
         self._sums: Floats = np.zeros_like(self._counts)
         self._square = 0.0
         for cell in cells:
-            at, centred = (rows[cell.trial], columns[cell.gpus]), cell.log_s - self._middle
-            self._counts[at] = cell.iterations
-            self._sums[at] = cell.iterations * centred
+            place, centred = (rows[cell.trial], columns[cell.gpus]), cell.log_s - self._middle
+            self._counts[place] = cell.iterations
+            self._sums[place] = cell.iterations * centred
             self._square += cell.scatter + cell.iterations * centred**2
         self._per_trial: Floats = self._counts.sum(axis=1)
         share = self._counts / self._per_trial[:, None]
@@ -170,16 +172,16 @@ class _Table:
         square = self._square - (sums**2 / self._per_trial).sum() + self._shared(ratio) @ sums**2
         square = np.maximum(square - (right * effects).sum(axis=1), 0.0)
         log_det = np.log1p(ratio[:, None] * self._per_trial).sum(axis=1) + np.linalg.slogdet(matrix)[1]
-        at = last + np.arange(len(trial_sd))[:, None] - np.arange(len(residual_sd))
+        index = last + np.arange(len(trial_sd))[:, None] - np.arange(len(residual_sd))
         freedom = self._counts.sum() - len(self.gpus)
-        log_likelihood = -freedom * np.log(residual_sd) - 0.5 * (log_det[at] + square[at] / residual_sd**2)
+        log_likelihood = -freedom * np.log(residual_sd) - 0.5 * (log_det[index] + square[index] / residual_sd**2)
         density = log_likelihood + _log_prior(trial_sd)[:, None] + _log_prior(residual_sd)
-        found = np.exp(density - density.max())
-        return np.asarray(found / found.sum())
+        weights = np.exp(density - density.max())
+        return np.asarray(weights / weights.sum())
 
     def effects(self, trial_sd: float, residual_sd: float) -> tuple[dict[int, float], float, dict[int, float]]:
         """Return the best linear unbiased predictions of both effects, and the error of the fixed one."""
-        residual_sd = max(residual_sd, _LEAST)
+        residual_sd = max(residual_sd, _LEAST_SD)
         ratio = np.array([(trial_sd / residual_sd) ** 2])
         matrix, right = self._normal(ratio)
         fixed = np.linalg.solve(matrix[0], right[0])
@@ -200,7 +202,7 @@ def _zoom(trial_sd: Floats, residual_sd: Floats, weights: Floats) -> tuple[Float
     """Return grids of as many points around the probable deviations, with equal steps."""
     ends = [_likely(trial_sd, weights.sum(axis=1)), _likely(residual_sd, weights.sum(axis=0))]
     span = max(last / first for first, last in ends)
-    firsts = [min(max(math.sqrt(first * last / span), _LEAST), _MOST / span) for first, last in ends]
+    firsts = [min(max(math.sqrt(first * last / span), _LEAST_SD), _MOST_SD / span) for first, last in ends]
     trials, residuals = (np.geomspace(first, first * span, _GRID) for first in firsts)
     return trials, residuals
 
@@ -283,10 +285,10 @@ class BatchReports:
 
     def points(self) -> tuple[BatchPoint, ...]:
         """Return every configuration that was timed, once."""
-        found: dict[BatchPoint, list[BatchUse]] = {}
+        uses_of: dict[BatchPoint, list[BatchUse]] = {}
         for use in self._timed():
-            found.setdefault(replace(use.point(), step_s=0.0), []).append(use)
-        return tuple(replace(point, step_s=_mean_step_s(uses)) for point, uses in found.items())
+            uses_of.setdefault(replace(use.point(), step_s=0.0), []).append(use)
+        return tuple(replace(point, step_s=_mean_step_s(uses)) for point, uses in uses_of.items())
 
     def _timed(self) -> list[BatchUse]:
         return [use for use in self._uses if use.steps >= _FEWEST_STEPS] or self._uses
@@ -316,9 +318,9 @@ class BatchReports:
 
     def _middle_limits(self) -> BatchLimits:
         """Return the limits of the trial with the median M0, and the smallest m of all trials."""
-        every = sorted(self._limits.values(), key=lambda limits: (limits.initial, limits.max))
-        per_gpu = [limits.max_per_gpu for limits in every if limits.max_per_gpu is not None]
-        return replace(every[(len(every) - 1) // 2], max_per_gpu=min(per_gpu, default=None))
+        limits_by_size = sorted(self._limits.values(), key=lambda limits: (limits.initial, limits.max))
+        per_gpu = [limits.max_per_gpu for limits in limits_by_size if limits.max_per_gpu is not None]
+        return replace(limits_by_size[(len(limits_by_size) - 1) // 2], max_per_gpu=min(per_gpu, default=None))
 
 
 class UpdateReports:
@@ -334,7 +336,8 @@ class UpdateReports:
         if use is None or use.workers > 1 or use.updates < 1 or iteration_s is None:
             return
         self._alone.append(use)
-        self._overheads_s.append(max(0.0, iteration_s - use.updates * _update_s(use)))
+        update_s = use.compute_s + use.up_s + use.wait_s + use.server_s + use.down_s
+        self._overheads_s.append(max(0.0, iteration_s - use.updates * update_s))
 
     def model(self) -> AsyncProfile | None:
         """Return the model with the mean times of workers that trained alone; None if there were none."""
@@ -357,10 +360,6 @@ class UpdateReports:
             servers=self._alone[0].servers,
             largest_shard=self._alone[0].largest_shard,
         )
-
-
-def _update_s(use: AsyncUse) -> float:
-    return use.compute_s + use.up_s + use.wait_s + use.server_s + use.down_s
 
 
 def _mean_step_s(uses: list[BatchUse]) -> float:
@@ -410,7 +409,7 @@ class Point:
     @property
     def iteration_cv(self) -> float:
         """Coefficient of variation of a single iteration within one trial."""
-        within = fmean(variance(t.iterations_s) if len(t.iterations_s) > 1 else 0.0 for t in self.timed)
+        within = fmean(variance(trial.iterations_s) if len(trial.iterations_s) > 1 else 0.0 for trial in self.timed)
         return math.sqrt(within) / self.iteration_s
 
     @property
@@ -496,18 +495,18 @@ class InstanceStarts:
 def noise_of(points: Sequence[Point]) -> MeasuredNoise:
     """Separate the lasting differences between trials from the noise of single iterations and starts."""
     cells = [cell_of(timed.trial, point.gpus, timed.iterations_s) for point in points for timed in point.timed]
-    found = fit(cells)
+    fitted = fit(cells)
     starts = [
         cell_of(0, point.gpus, [timed.startup_s + point.first_extra_s for timed in point.timed]) for point in points
     ]
     vary = fmean(cell.mean_s for cell in starts) >= _LEAST_START_S
     return MeasuredNoise(
         num_trials=len({cell.trial for cell in cells}),
-        trial=found.trial,
-        iteration=found.iteration,
+        trial=fitted.trial,
+        iteration=fitted.iteration,
         startup=fit(starts).iteration if vary else None,
-        mean_cv=found.mean_error if found.mean_error >= _LEAST_CV else 0.0,
-        seconds_per_iteration=found.seconds_per_iteration(cells),
+        mean_cv=fitted.mean_error if fitted.mean_error >= _LEAST_CV else 0.0,
+        seconds_per_iteration=fitted.seconds_per_iteration(cells),
     )
 
 

@@ -61,7 +61,7 @@ SHARE = 0.1
 BRIEFLY_S = 15.0
 """More trials than fit side by side are measured within it by default: an instance is billed for a minute anyway."""
 _MOST_BLOCKS = 5
-_FEWEST_MORE = 2
+_FEWEST_FURTHER = 2
 """Fewer further iterations show nothing: the first of a start does not count."""
 _PAUSE_S = 30.0
 """A wait that takes this much longer than asked is this machine's sleep, not a trial's silence."""
@@ -193,10 +193,7 @@ class ProfilingSession:
                         f"profiling waited {self._limits.ready_s:.0f} s for the instances to get ready; see their logs"
                     )
             self.instance_starts = tuple(
-                InstanceStart(
-                    provision_s=self._running[name] - asked_at,
-                    init_s=ready[name] - self._running[name],
-                )
+                InstanceStart(provision_s=self._running[name] - asked_at, init_s=ready[name] - self._running[name])
                 for name in names
             )
             yield names
@@ -284,17 +281,17 @@ class ProfilingSession:
         if not warm:
             return []
         self._timed = {trial: gangs[trial] for trial in warm if trial not in self._over}
-        each_s = min((times[-1] - times[1]) / (len(times) - 2) for times in warm.values())
+        iteration_s = min((times[-1] - times[1]) / (len(times) - 2) for times in warm.values())
         if self._job_s is None and self._limits.job_iterations is not None:
-            self._job_s = self._limits.job_iterations * each_s
+            self._job_s = self._limits.job_iterations * iteration_s
         ended = {trial: times for trial, times in warm.items() if trial in self._over}
         self.done = warm_up
         blocks = list[dict[int, list[float]]]()
         while self._timed:
             share_s = self.left_s()
             left_s = max(0.0 if blocks and math.isinf(share_s) else share_s, BRIEFLY_S + began_at - self._backend.now())
-            number = int(min(iterations, left_s / each_s if each_s > 0.0 else iterations))
-            if blocks and (number < _FEWEST_MORE or len(blocks) == _MOST_BLOCKS):
+            number = int(min(iterations, left_s / iteration_s if iteration_s > 0.0 else iterations))
+            if blocks and (number < _FEWEST_FURTHER or len(blocks) == _MOST_BLOCKS):
                 break
             number = max(self._limits.least_iterations, number)
             try:
@@ -310,7 +307,7 @@ class ProfilingSession:
             times = [_iterations(instants) for instants in blocks[-1].values() if len(instants) > 2]
             if is_over or not times or _is_steady(times):
                 break
-            each_s = max(map(fmean, times))
+            iteration_s = max(map(fmean, times))
         if blocks and _is_steady(list(map(_iterations, blocks[-1].values()))):
             blocks = blocks[-1:]  # what disturbed the others is over
         return self._timed_of(gangs, warm, blocks, cold & ended.keys())
@@ -323,7 +320,7 @@ class ProfilingSession:
         is_cold: Set[int],
     ) -> list[Timed]:
         """Return what the trials took in the blocks, and in their warm-up if they ended by then."""
-        found = []
+        timed = []
         for trial, instants in warm.items():
             own = [block[trial] for block in blocks if len(block.get(trial, ())) > 2]
             if not own:
@@ -332,19 +329,19 @@ class ProfilingSession:
                 self.times_warm_up = True
                 own = [instants]
             times = list(map(_iterations, own))
-            firsts = tuple(each[0] for each in times if len(each) > 1)
-            others = tuple(second for each in times for second in (each[1:] or each))
-            found.append(
+            firsts = tuple(series[0] for series in times if len(series) > 1)
+            others = tuple(second for series in times for second in (series[1:] or series))
+            timed.append(
                 Timed(
                     trial=trial,
                     instances=tuple(dict.fromkeys(slot.instance for slot in gangs[trial])),
-                    startup_s=fmean(_start_of(each)[0] for each in own),
+                    startup_s=fmean(_start_of(block)[0] for block in own),
                     iterations_s=others,
                     firsts_s=firsts,
                     is_cold=trial in is_cold,
                 )
             )
-        return found
+        return timed
 
     def sweep(self) -> None:
         """Let the latest point's trials try their batch sizes; failures are dropped."""
@@ -425,12 +422,9 @@ class ProfilingSession:
         took_s = times[-1] - times[-2] if len(times) > 1 and report.attempt == self._attempt else None
         if took_s is not None and self._purpose != "sweep":
             self._slowest_s = max(self._slowest_s or 0.0, took_s)
-        self.updates.add(report, took_s if self._purpose == "time" else None)
-        self.batches.add(
-            report,
-            is_timed=self._purpose != "warm up",
-            iteration_s=took_s if self._purpose == "time" else None,
-        )
+        iteration_s = took_s if self._purpose == "time" else None
+        self.updates.add(report, iteration_s)
+        self.batches.add(report, is_timed=self._purpose != "warm up", iteration_s=iteration_s)
 
     def _give_up_silent(self, trial: int, times: Sequence[float], instants: dict[int, list[float]]) -> None:
         """Drop a trial that hangs. Raises Stopped if all beside it hung: the others would cost as much time."""
@@ -493,10 +487,10 @@ def _iterations(instants: Sequence[float]) -> list[float]:
 
 def _is_steady(times: Sequence[Sequence[float]]) -> bool:
     """Whether the iterations of trials after their first one vary so little that a few show their mean."""
-    others = [each[1:] for each in times if len(each) > 2]
+    others = [series[1:] for series in times if len(series) > 2]
     if not others:
         return False
-    within = fmean(variance(each) / fmean(each) ** 2 for each in others)
+    within = fmean(variance(series) / fmean(series) ** 2 for series in others)
     return math.sqrt(within) <= WIDE_CV
 
 

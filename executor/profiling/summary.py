@@ -102,10 +102,10 @@ def measure(
         )
     turns = _turns(names, slots_per_instance, counts)
     points, stopped_by = _points(session, names, turns, measure_on, sweep, on_point)
-    found = _measured(session, points, stopped_by, one_machine=one_machine, sweep=sweep)
+    result = _measured(session, points, stopped_by, one_machine=one_machine, sweep=sweep)
     if not models_updates:
-        return found
-    return replace(found, profile=replace(found.profile, asynchronous=session.updates.model()))
+        return result
+    return replace(result, profile=replace(result.profile, asynchronous=session.updates.model()))
 
 
 def _points(
@@ -123,7 +123,8 @@ def _points(
     points: list[Point] = []
     try:
         with session.instances(names):
-            for gangs in turns if session.is_whole else _ends_first(turns):
+            # A short job may have no time for the numbers of GPUs between the fewest and the most.
+            for gangs in turns if session.is_whole else [*turns[:1], *turns[:0:-1]]:
                 if not _is_worth_it(session, points, len(gangs[0])):
                     session.left_out.append(len(gangs[0]))
                     continue
@@ -141,11 +142,6 @@ def _points(
             raise RubberbandError(f"measuring the profile stopped before its first point: {reason}") from None
         return sorted(points, key=lambda point: point.gpus), str(reason)
     return sorted(points, key=lambda point: point.gpus), ""
-
-
-def _ends_first(turns: Sequence[Sequence[Gang]]) -> list[Sequence[Gang]]:
-    """Return the turns with the fewest and the most GPUs, then the others, those with most GPUs first."""
-    return [*turns[:1], *turns[:0:-1]]
 
 
 def _is_worth_it(session: ProfilingSession, points: Sequence[Point], gpus: int) -> bool:
@@ -196,16 +192,16 @@ def _remarks(session: ProfilingSession, points: Sequence[Point], *, sweep: bool)
 
 def _turns(names: Sequence[str], slots_per_instance: int, counts: Sequence[int]) -> list[list[Gang]]:
     """Return the gangs of each number of GPUs to measure, every time with another one first."""
-    every = [_gangs(names, slots_per_instance, gpus) for gpus in counts]
-    return [gangs[turn % len(gangs) :] + gangs[: turn % len(gangs)] for turn, gangs in enumerate(every)]
+    gangs_by_count = [_gangs(names, slots_per_instance, gpus) for gpus in counts]
+    return [gangs[turn % len(gangs) :] + gangs[: turn % len(gangs)] for turn, gangs in enumerate(gangs_by_count)]
 
 
 def _gangs(instances: Sequence[str], slots_per_instance: int, gpus: int) -> list[Gang]:
     """Return as many disjoint gangs of `gpus` slots as fit on the instances, by the rules of packing."""
-    every = [[Slot(instance=instance, gpu=gpu) for gpu in range(slots_per_instance)] for instance in instances]
+    machines = [[Slot(instance=instance, gpu=gpu) for gpu in range(slots_per_instance)] for instance in instances]
     if gpus <= slots_per_instance:
-        groups = [group[start : start + gpus] for group in every for start in range(0, slots_per_instance, gpus)]
+        groups = [group[start : start + gpus] for group in machines for start in range(0, slots_per_instance, gpus)]
         return [tuple(group) for group in groups if len(group) == gpus]
-    flat = [slot for group in every for slot in group]
+    flat = [slot for group in machines for slot in group]
     copies = slots(len(instances), slots_per_instance, gpus)
     return [tuple(flat[copy * gpus : (copy + 1) * gpus]) for copy in range(copies)]

@@ -30,9 +30,9 @@ def plain_of(value: Any) -> Any:
     if type(value) in _ATOMS:
         return value
     if isinstance(value, tuple | list):
-        return [plain_of(one) for one in value]
+        return [plain_of(item) for item in value]
     if isinstance(value, Mapping):
-        return {key: plain_of(one) for key, one in value.items()}
+        return {key: plain_of(item) for key, item in value.items()}
     if is_dataclass(value):
         return {name: plain_of(getattr(value, name)) for name in value.__dataclass_fields__}
     return value
@@ -79,14 +79,14 @@ def _stretches(report: TrialReport, not_before: float, started_at: float) -> lis
     counted = [use.steps * use.batch_size * use.efficiency for use in report.batches]
     whole, so_far = sum(counted), 0.0
     later_s = sum(use.duration_s for use in report.batches)
-    found = []
+    stretches = []
     for use, share in zip(report.batches, counted, strict=True):
         start_at = max(report.reported_at - later_s, not_before)
         later_s, so_far = later_s - use.duration_s, so_far + share
         end_at = max(report.reported_at - max(later_s, 0.0), start_at)
         progress = report.iterations - 1 + (so_far / whole if whole > 0.0 else 1.0)
         throughput = use.throughput if use.step_s > 0.0 else None
-        found.append(
+        stretches.append(
             copied(
                 BatchStretch,
                 use,
@@ -98,7 +98,7 @@ def _stretches(report: TrialReport, not_before: float, started_at: float) -> lis
                 goodput=None if throughput is None else throughput * use.efficiency,
             )
         )
-    return found
+    return stretches
 
 
 # How the workers of a trial divided its batches over its training, from its reports. Pure.
@@ -133,12 +133,8 @@ def balance_history(
             stage=report.stage,
             iterations=report.iterations,
             end_s=report.reported_at - started_at,
-            workers=_gang_at(gangs, report.reported_at),
+            # The latest gang that had begun.
+            workers=next((use.gang for use in reversed(gangs) if use.started_at <= report.reported_at), ()),
         )
         for report in balanced
     )
-
-
-def _gang_at(uses: Sequence[GangRun], at: float) -> Gang:
-    """Return the gang that reported at an instant: the latest one that had begun."""
-    return next((use.gang for use in reversed(uses) if use.started_at <= at), ())

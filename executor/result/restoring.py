@@ -31,29 +31,29 @@ from rubberband.units import shown
 _Content = TypeVar("_Content")
 
 
-def restore_trial(found: TrialResult, target: Code | str, *, is_simulated: bool, device: str = "cpu") -> Any:
+def restore_trial(trained: TrialResult, target: Code | str, *, is_simulated: bool, device: str = "cpu") -> Any:
     """Return the trial as its checkpoint left it; see `Result.load_best`.
 
     Raises InputError for a run without checkpoints, EntrypointError for no trial, CheckpointError if the checkpoint is
     missing or does not fit.
     """
-    with _checkpoint(found, is_simulated) as path:
+    with _checkpoint(trained, is_simulated) as path:
         if isinstance(target, str):
             target = cast("Code", Entrypoint.parse(target, (os.getcwd(),)).load())
         if isinstance(target, type) and issubclass(target, TorchTrial):
-            return _torch(found, target, path, device)
+            return _torch(trained, target, path, device)
         if isinstance(target, type) and issubclass(target, Trial):
-            return _plain(found, target, path, device)
+            return _plain(trained, target, path, device)
         if isinstance(target, Program):
             raise InputError("load_best() loads trials in Python; result.save_best(folder) writes a program's files")
         if isinstance(target, type) or not callable(target):
             raise InputError(
                 f"load_best() got {shown(target)}; give the trial's class or function, or module:attribute of it"
             )
-        return _function(found, target, path, device)
+        return _function(trained, target, path, device)
 
 
-def save_files(found: TrialResult, folder: str | os.PathLike[str], *, is_simulated: bool) -> Path:
+def save_files(trained: TrialResult, folder: str | os.PathLike[str], *, is_simulated: bool) -> Path:
     """Write the files of the trial's checkpoint into a folder, or its model into a file; see `Result.save_best`.
 
     Raises InputError for a run without checkpoints, a trial without files, and a folder with files; CheckpointError if
@@ -62,28 +62,28 @@ def save_files(found: TrialResult, folder: str | os.PathLike[str], *, is_simulat
     place = Path(folder).absolute()
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise InputError(f"{folder} is there, and is not overwritten; give an empty or new folder, or a new file")
-    with _checkpoint(found, is_simulated) as path:
+    with _checkpoint(trained, is_simulated) as path:
         kind = read_manifest(path)["kind"] if is_archive(path) else None
         if kind == "function":  # such as one with a Trainer
-            state = _state(unpack(path, kind, found.iterations, "cpu"), "cpu")
+            state = _state(unpack(path, kind, trained.iterations, "cpu"), "cpu")
             if isinstance(state, FolderCheckpoint):
                 return _written(state, place)
         if kind is None and is_zipfile(path):
-            return _save_model(found, path, place / "model.pt" if place.is_dir() else place)
+            return _save_model(trained, path, place / "model.pt" if place.is_dir() else place)
         if kind != "program":
-            raise InputError(f"trial {found.trial} is Python, with no folder of files; result.load_best() loads it")
+            raise InputError(f"trial {trained.trial} is Python, with no folder of files; result.load_best() loads it")
         if not unpack_folder(path, place)["files"]:
-            raise InputError(f"trial {found.trial} saved no files: its program wrote nothing to ${{checkpoint}}")
+            raise InputError(f"trial {trained.trial} saved no files: its program wrote nothing to ${{checkpoint}}")
     return place
 
 
-def _save_model(found: TrialResult, path: Path, file: Path) -> Path:
+def _save_model(trained: TrialResult, path: Path, file: Path) -> Path:
     """Write the state_dict of a TorchTrial's model, as `torch.load` reads it also with weights_only."""
     import torch
 
     from rubberband.executor.training.checkpoint import read
 
-    state = expect(read(path), "torch", found.iterations)["model"]
+    state = expect(read(path), "torch", trained.iterations)["model"]
     try:
         make_directories(file.parent)
         torch.save(state, str(file))
@@ -104,14 +104,14 @@ def _written(files: FolderCheckpoint, place: Path) -> Path:
         raise CheckpointError(f"{place} cannot be written: {error.strerror or error}; make room there") from error
 
 
-def kept_state(found: TrialResult) -> Any:
+def kept_state(trained: TrialResult) -> Any:
     """Return what the trial passed with its latest checkpoint: of a function, or from `Trial.save`; None if nothing.
 
     Raises InputError for a run without checkpoints, CheckpointError if the checkpoint is missing.
     """
-    with _checkpoint(found, is_simulated=False) as path:
+    with _checkpoint(trained, is_simulated=False) as path:
         kind = read_manifest(path)["kind"] if is_archive(path) else unpickled(path.read_bytes(), "cpu").get("kind")
-        content = unpack(path, kind, found.iterations, "cpu")
+        content = unpack(path, kind, trained.iterations, "cpu")
     return _state(content, "cpu") if kind == "function" else content["state"]
 
 
@@ -122,15 +122,15 @@ def _state(content: Mapping[str, Any], device: str) -> Any:
 
 
 @contextmanager
-def _checkpoint(found: TrialResult, is_simulated: bool) -> Iterator[Path]:
+def _checkpoint(trained: TrialResult, is_simulated: bool) -> Iterator[Path]:
     """Yield the file of the trial's checkpoint."""
-    ref = found.checkpoint
+    ref = trained.checkpoint
     if is_simulated or (ref is not None and ref.url.startswith("virtual:")):
         raise InputError(
             "a virtual run trains no model, so there is none to load; run it with resources.provider: local or aws"
         )
     if ref is None:
-        raise InputError(f"trial {found.trial} has no checkpoint: it did not finish an iteration")
+        raise InputError(f"trial {trained.trial} has no checkpoint: it did not finish an iteration")
     store = store_of(ref)
     store.read_mark()
     with ExitStack() as stack:
@@ -141,7 +141,7 @@ def _checkpoint(found: TrialResult, is_simulated: bool) -> Iterator[Path]:
         yield path
 
 
-def _torch(found: TrialResult, target: type[TorchTrial], path: Path, device: str) -> TorchTrial:
+def _torch(trained: TrialResult, target: type[TorchTrial], path: Path, device: str) -> TorchTrial:
     import torch
 
     from rubberband.executor.training.checkpoint import Model, TrainedParameters, on_device
@@ -151,22 +151,22 @@ def _torch(found: TrialResult, target: type[TorchTrial], path: Path, device: str
         loaded = torch.load(path, map_location="cpu", weights_only=False)
     except Exception as error:
         raise _unlike(target, error) from error
-    content = _checked(lambda: expect(loaded, "torch", found.iterations), target)
+    content = _checked(lambda: expect(loaded, "torch", trained.iterations), target)
     trial = target()
-    trial.max_iterations = found.iterations
+    trial.max_iterations = trained.iterations
     reseed("setup", content["seed"])
-    model = trial.build_model(dict(found.configuration)).to(device)
+    model = trial.build_model(dict(trained.configuration)).to(device)
     load = override_of(trial, "load_state_dict")
     try:
         Model(model, device).load_state_dict(content["model"])
         TrainedParameters(model).load_state_dict(content["parameters"])
         if load is not None and "trial" in content:
             reseed("setup", content["seed"])
-            trial.build_optimizer(dict(found.configuration), model)  # which may make what the state is loaded into
+            trial.build_optimizer(dict(trained.configuration), model)  # which may make what the state is loaded into
             load(on_device(content["trial"], content["trial_on_host"], device))
     except Exception as error:
         raise _unlike(target, error) from error
-    trial.config, trial.model = found.configuration, model.eval()
+    trial.config, trial.model = trained.configuration, model.eval()
     for method in ("train_dataset", "eval_dataset"):
         vars(trial)[method] = partial(_dataset, trial, method, content["data_seed"])
     return trial
@@ -178,21 +178,21 @@ def _dataset(trial: TorchTrial, method: str, data_seed: int, *args: Any, **kwarg
     return getattr(type(trial), method)(trial, *args, **kwargs)
 
 
-def _plain(found: TrialResult, target: type[Trial], path: Path, device: str) -> Trial:
-    content = _checked(lambda: unpack(path, "trial", found.iterations, device), target)
+def _plain(trained: TrialResult, target: type[Trial], path: Path, device: str) -> Trial:
+    content = _checked(lambda: unpack(path, "trial", trained.iterations, device), target)
     context = TrialContext(
-        trial=found.trial,
+        trial=trained.trial,
         rank=0,
         num_workers=1,
-        seed=found.seed,
+        seed=trained.seed,
         device="cuda" if device.startswith("cuda") else "cpu",
-        iterations=found.iterations,
+        iterations=trained.iterations,
         rendezvous=None,
     )
     trial = target()
-    reseed("setup", found.seed)
+    reseed("setup", trained.seed)
     try:
-        trial.setup(dict(found.configuration), context)
+        trial.setup(dict(trained.configuration), context)
         trial.load(content["state"])
     except BaseException:
         trial.close()
@@ -200,13 +200,13 @@ def _plain(found: TrialResult, target: type[Trial], path: Path, device: str) -> 
     return trial
 
 
-def _function(found: TrialResult, target: TrainFunction, path: Path, device: str) -> Any:
+def _function(trained: TrialResult, target: TrainFunction, path: Path, device: str) -> Any:
     if is_distributed(target):
         return _checked(lambda: FolderCheckpoint.from_archive(path), target)
-    content = _checked(lambda: unpack(path, "function", found.iterations, device), target)
+    content = _checked(lambda: unpack(path, "function", trained.iterations, device), target)
     if content["state"] is None:
         raise InputError(
-            f"trial {found.trial} reported without a checkpoint, so there is nothing to load; pass checkpoint= to "
+            f"trial {trained.trial} reported without a checkpoint, so there is nothing to load; pass checkpoint= to "
             "rubberband.report()"
         )
     return _state(content, device)

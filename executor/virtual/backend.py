@@ -68,11 +68,6 @@ def fixed_batch(trial: int, iterations: int, gang: Gang, iteration_s: float) -> 
     return ()
 
 
-def even_pace(trial: int) -> float:
-    """Every trial is as fast as the profile says."""
-    return 1.0
-
-
 _RETURNS_AFTER = 0.1
 """Iterations from the last report of a function to its return."""
 
@@ -111,7 +106,7 @@ class VirtualBackend:
         faults: FaultModel | None = None,
         clock: VirtualClock | None = None,
         slowdown: float = 1.0,
-        pace_of: Callable[[int], float] = even_pace,
+        pace_of: Callable[[int], float] = lambda trial: 1.0,
         batches_of: BatchesOf = fixed_batch,
         checkpoint_every: int = 1,
         lease_s: float | None = None,
@@ -121,9 +116,9 @@ class VirtualBackend:
 
         `slowdown` multiplies the profile's iterations of all trials, `pace_of(trial)` those of one.
         `batches_of(trial, iterations, gang, iteration_s)` are the batch sizes in a report. A trial writes a checkpoint
-        every `checkpoint_every` iterations, and at the end of its stage. Leases are of
-        `lease_s` (None: ten minutes, or twice what an instance takes to be ready); an instance whose workers are not
-        warm `ready_timeout_s` after the driver saw it run is given up as lost.
+        every `checkpoint_every` iterations, and at the end of its stage. Leases are of `lease_s` (None: ten minutes, or
+        twice what an instance takes to be ready); an instance whose workers are not warm `ready_timeout_s` after the
+        driver saw it run is given up as lost.
         """
         self._profile = profile
         self._metric = metric
@@ -140,12 +135,7 @@ class VirtualBackend:
         )
         self.agenda = Agenda()
         self.fleet = VirtualFleet(
-            self.provider,
-            self.clock,
-            self.agenda,
-            self.fault_model,
-            lease_s=lease_s,
-            ready_timeout_s=ready_timeout_s,
+            self.provider, self.clock, self.agenda, self.fault_model, lease_s=lease_s, ready_timeout_s=ready_timeout_s
         )
         self._runs: dict[int, _VirtualAttempt] = {}
 
@@ -164,8 +154,6 @@ class VirtualBackend:
                 self.fleet.launch(command.instance, command.market, command.first_lease_s)
             case ReleaseInstance():
                 self.fleet.release(command.instance)
-            case _:
-                pass
 
     def hold_until(self, instant: float) -> None:
         """Leases never reach beyond `instant`."""

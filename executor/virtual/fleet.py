@@ -73,27 +73,21 @@ class FaultModel(Protocol):
 
     def instance(self, instance: str, market: Market) -> InstanceFaults:
         """The faults of an instance; asked once."""
-        ...
 
     def messages(self, instance: str) -> Messages:
         """How slowly driver and cloud talk about it; asked once by each driver."""
-        ...
 
     def attempt(self, trial: int, attempt: int) -> AttemptFaults:
         """The faults of an attempt."""
-        ...
 
     def end(self, trial: int) -> TrialEnd | None:
         """The end of a trial by itself; None: it trains as long as it may."""
-        ...
 
     def iteration(self, trial: int, iterations: int) -> float:
         """How many times longer than the attempt's others the trial's iteration number `iterations` takes."""
-        ...
 
     def pace(self, instance: str, at: float) -> float:
         """How many times longer a step takes on an instance than on the others, at an instant of the clock."""
-        ...
 
 
 _PROMPT = Messages()
@@ -122,31 +116,25 @@ class Faults:
     """Instant of the clock from which slow instances are slow."""
 
     def instance(self, instance: str, market: Market) -> InstanceFaults:
-        """Return what is written down."""
         if instance in self.instance_faults:
             return self.instance_faults[instance]
         refused = f"no capacity for {instance}" if instance in self.refused else ""
         return InstanceFaults(refused=refused, ends_after_s=self.lost_after_s.get(instance, math.inf))
 
     def messages(self, instance: str) -> Messages:
-        """Prompt."""
         return _PROMPT
 
     def attempt(self, trial: int, attempt: int) -> AttemptFaults:
-        """Return what is written down."""
         kind, is_lost = self.failures.get((trial, attempt)), (trial, attempt) in self.lost_checkpoints
         return AttemptFaults(failure=kind, loses_checkpoint=is_lost) if kind is not None or is_lost else _SOUND
 
     def end(self, trial: int) -> TrialEnd | None:
-        """Return what is written down."""
         return self.ends.get(trial)
 
     def iteration(self, trial: int, iterations: int) -> float:
-        """Return that no iteration differs."""
         return 1.0
 
     def pace(self, instance: str, at: float) -> float:
-        """Return what is written down."""
         return self.slow.get(instance, 1.0) if at >= self.slow_from else 1.0
 
 
@@ -193,7 +181,7 @@ class Agenda:
 
     def postpone(self, seconds: float) -> None:
         """Move all future occurrences `seconds` later."""
-        self._items = [(at + seconds, order, action) for at, order, action in self._items]
+        self._items = [(instant + seconds, order, action) for instant, order, action in self._items]
 
     def clear(self) -> None:
         """Drop all future occurrences."""
@@ -239,16 +227,16 @@ class VirtualFleet:
 
     # Leases
 
-    def beat(self, at: float) -> None:
-        """Renew the leases if that is due; the driver lives at least until `at`, which is now or later."""
-        if at >= self._next_beat_at:
-            self.renew(at)
+    def beat(self, instant: float) -> None:
+        """Renew the leases if that is due; the driver lives at least until `instant`, which is now or later."""
+        if instant >= self._next_beat_at:
+            self.renew(instant)
 
-    def renew(self, at: float) -> None:
-        """Renew the leases; the driver lives at least until `at`, which is now or later."""
+    def renew(self, instant: float) -> None:
+        """Renew the leases; the driver lives at least until `instant`, which is now or later."""
         lapsed = self.clock.now() > self.provider.lease_until
-        self.provider.renew_lease(min(at + self._lease_s, self.hold_until))
-        self._next_beat_at = at + self._lease_s / _BEATS
+        self.provider.renew_lease(min(instant + self._lease_s, self.hold_until))
+        self._next_beat_at = instant + self._lease_s / _BEATS
         if lapsed:
             self.notice_ends()
 
@@ -405,14 +393,14 @@ class VirtualFleet:
         self.provider.change_driver()
         self._began_at = self.clock.now()
         event = resumed(self.provider.describe(), known, self.provider.release, self._began_at)
-        for found in event.live:
-            self._adopt(found)
+        for live in event.live:
+            self._adopt(live)
         return event
 
-    def _adopt(self, found: LiveInstance) -> None:
-        hold = self.hold(found.instance)
+    def _adopt(self, live: LiveInstance) -> None:
+        hold = self.hold(live.instance)
         hold.launched = True
-        hold.life.running_at, hold.life.hour_prices_usd = found.running_at, found.hour_prices_usd
+        hold.life.running_at, hold.life.hour_prices_usd = live.running_at, live.hour_prices_usd
         self._expect_hour(hold)
         self._follow(hold)
 

@@ -405,7 +405,7 @@ def test_a_handle_that_is_stale_for_a_moment_loses_nothing(tmp_path, monkeypatch
 @pytest.mark.parametrize("has_mark", [True, False])
 def test_a_store_that_cannot_be_read_as_a_whole_is_away_and_nothing_is_lost(tmp_path, has_mark):
     store = make_store(str(tmp_path / "store"))
-    store = store if has_mark else store.with_mark("")
+    store = store if has_mark else replace(store, mark="")
     ref = store.save(0, 1, b"good")
     (tmp_path / "store").rename(tmp_path / "elsewhere")
     with pytest.raises(StoreAwayError):
