@@ -28,11 +28,23 @@ def write_atomically(
     umask; by default it is this user's alone. `modified_at` (Unix time) is its time of modification; None: now. Raises
     OSError and leaves no draft.
     """
-    draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")
-    try:
-        write_new(draft, data, durable=durable, mode=mode)
+    with new_file(path, durable=durable) as draft:
+        write_new(draft, data, durable=False, mode=mode)
         if modified_at is not None:
             os.utime(draft, (modified_at, modified_at))
+
+
+@contextmanager
+def new_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Yield a draft beside `path` to write; afterwards it is the file at `path`, and `durable`.
+
+    Raises OSError. No draft is left after an error.
+    """
+    draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")
+    try:
+        yield draft
+        if durable:
+            _sync(draft, os.O_RDWR)
         os.replace(draft, path)
     except BaseException:
         with suppress(OSError):
@@ -40,24 +52,6 @@ def write_atomically(
         raise
     if durable:
         sync_directory(path.parent)
-
-
-@contextmanager
-def new_file(path: Path) -> Iterator[Path]:
-    """Yield a draft beside `path` to write; afterwards it is durable, and the file at `path`.
-
-    Raises OSError. No draft is left after an error.
-    """
-    draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")
-    try:
-        yield draft
-        _sync(draft, os.O_RDWR)
-        os.replace(draft, path)
-    except BaseException:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
 
 
 def write_new(path: Path, data: bytes, *, durable: bool, mode: int = 0o600) -> None:
@@ -207,13 +201,13 @@ def file_system(path: Path) -> str:
         mounts = _MOUNTS.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return ""
-    place, found, longest = path.resolve(), "", -1
+    place, kind, longest = path.resolve(), "", -1
     for line in mounts:
         before, _, after = line.partition(" - ")
-        at = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), before.split(" ")[4]))
-        if len(at.parts) >= longest and place.is_relative_to(at):
-            found, longest = after.split(" ")[0], len(at.parts)
-    return found
+        mount = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), before.split(" ")[4]))
+        if len(mount.parts) >= longest and place.is_relative_to(mount):
+            kind, longest = after.split(" ")[0], len(mount.parts)
+    return kind
 
 
 def _lockless(place: str, error: OSError) -> str:

@@ -131,17 +131,17 @@ def home_at(path: str | os.PathLike[str] | None) -> Path:
 
 
 def _readable(path: str | os.PathLike[str]) -> Path:
-    found = Path(path).expanduser().resolve()
-    require_readable(found)
-    return found
+    home = Path(path).expanduser().resolve()
+    require_readable(home)
+    return home
 
 
-def _whole(found: Path) -> Path:
-    if (found / RESTORING).exists():
+def _whole(home: Path) -> Path:
+    if (home / RESTORING).exists():
         raise InputError(
-            f"{found} is being restored, or that was cut off: wait for `rubberband restore FOLDER`, or run it again"
+            f"{home} is being restored, or that was cut off: wait for `rubberband restore FOLDER`, or run it again"
         )
-    return found
+    return home
 
 
 def require_readable(*paths: str | os.PathLike[str]) -> None:

@@ -13,7 +13,7 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def heeded() -> tuple[signal.Signals, ...]:
     """Return the signals of ENDS without a SIGHUP that this process was started to ignore (`nohup`)."""
-    return tuple(n for n in ENDS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN)
+    return tuple(number for number in ENDS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN)
 
 
 def uninterrupted(release: Callable[[], None]) -> None:

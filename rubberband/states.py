@@ -33,16 +33,7 @@ class ExperimentState(StrEnum):
 
 
 State = Literal[
-    "queued",
-    "starting",
-    "running",
-    "interrupted",
-    "done",
-    "cancelled",
-    "budget",
-    "failed",
-    "refused",
-    "unreadable",
+    "queued", "starting", "running", "interrupted", "done", "cancelled", "budget", "failed", "refused", "unreadable"
 ]
 """The same states as they are written in JSON. `budget`: max_cost ended it; `refused`: it never began."""
 
@@ -53,17 +44,7 @@ ACTIVE = AT_WORK | {ExperimentState.QUEUED}
 OVER = frozenset(ExperimentState) - ACTIVE - {ExperimentState.INTERRUPTED, ExperimentState.UNREADABLE}
 """States at the end: no process runs the experiment, and none is expected."""
 
-EXPLAINED = frozenset(
-    {
-        ExperimentState.QUEUED,
-        ExperimentState.STARTING,
-        ExperimentState.INTERRUPTED,
-        ExperimentState.BUDGET,
-        ExperimentState.FAILED,
-        ExperimentState.REFUSED,
-        ExperimentState.UNREADABLE,
-    }
-)
+EXPLAINED = frozenset(ExperimentState) - {ExperimentState.RUNNING, ExperimentState.DONE, ExperimentState.CANCELLED}
 """States whose reason says more than the state."""
 
 Action = Literal["cancel", "resume", "extend", "limit", "stop", "delete"]
@@ -106,31 +87,15 @@ _RAISED = Condition("open", "raise max_cost first (extend), then resume it")
 _BLAMELESS = Condition("open", "its trials failed in their own code; fix it, then: `rubberband run FILE --new`")
 
 _ACTIONS: tuple[Action, ...] = get_args(Action)
-_CONDITIONS: Mapping[ExperimentState, Mapping[Action, tuple[Condition, ...]]] = {
-    ExperimentState.QUEUED: {
-        "cancel": (),
-        "resume": _never("it starts automatically as soon as a slot is free"),
-        "extend": (_BEGUN, _LIMITED),
-        "limit": _SOON,
-        "stop": _SOON,
-        "delete": _RUNS,
-    },
-    ExperimentState.STARTING: {
-        "cancel": (),
-        "resume": _UNDER_WAY,
-        "extend": (_BEGUN, _LIMITED),
-        "limit": _SOON,
-        "stop": _SOON,
-        "delete": _RUNS,
-    },
-    ExperimentState.RUNNING: {
-        "cancel": (),
-        "resume": _UNDER_WAY,
-        "extend": (_BEGUN, _LIMITED),
-        "limit": (),
-        "stop": (),
-        "delete": _RUNS,
-    },
+_Rules = Mapping[Action, tuple[Condition, ...]]
+_SOONER: _Rules = {"cancel": (), "extend": (_BEGUN, _LIMITED), "limit": _SOON, "stop": _SOON, "delete": _RUNS}
+"""Before it runs."""
+_LATER: _Rules = {"cancel": _OVER, "limit": _STILL, "stop": _STILL, "delete": _RELEASED}
+"""After it ran, where a resume may continue it."""
+_CONDITIONS: Mapping[ExperimentState, _Rules] = {
+    ExperimentState.QUEUED: {**_SOONER, "resume": _never("it starts automatically as soon as a slot is free")},
+    ExperimentState.STARTING: {**_SOONER, "resume": _UNDER_WAY},
+    ExperimentState.RUNNING: {**_SOONER, "resume": _UNDER_WAY, "limit": (), "stop": ()},
     ExperimentState.INTERRUPTED: {
         "cancel": _never("it is not running; to end what is left at once, resume it and then cancel it"),
         "resume": (_HERE, _MEASURED),
@@ -141,30 +106,9 @@ _CONDITIONS: Mapping[ExperimentState, Mapping[Action, tuple[Condition, ...]]] = 
     },
     ExperimentState.DONE: {**dict.fromkeys(_ACTIONS, _OVER), "delete": _RELEASED},
     # To cancel it again is answered as before (the same request may arrive twice), and is not offered.
-    ExperimentState.CANCELLED: {
-        "cancel": _OVER,
-        "resume": (_HERE, _MEASURED),
-        "extend": (_BEGUN, _LIMITED),
-        "limit": _STILL,
-        "stop": _STILL,
-        "delete": _RELEASED,
-    },
-    ExperimentState.BUDGET: {
-        "cancel": _OVER,
-        "resume": (_HERE, _RAISED),
-        "extend": (_LIMITED,),
-        "limit": _STILL,
-        "stop": _STILL,
-        "delete": _RELEASED,
-    },
-    ExperimentState.FAILED: {
-        "cancel": _OVER,
-        "resume": (_HERE, _BLAMELESS),
-        "extend": (_BLAMELESS, _LIMITED),
-        "limit": _STILL,
-        "stop": _STILL,
-        "delete": _RELEASED,
-    },
+    ExperimentState.CANCELLED: {**_LATER, "resume": (_HERE, _MEASURED), "extend": (_BEGUN, _LIMITED)},
+    ExperimentState.BUDGET: {**_LATER, "resume": (_HERE, _RAISED), "extend": (_LIMITED,)},
+    ExperimentState.FAILED: {**_LATER, "resume": (_HERE, _BLAMELESS), "extend": (_BLAMELESS, _LIMITED)},
     ExperimentState.REFUSED: {**dict.fromkeys(_ACTIONS, _REFUSED), "delete": _RELEASED},
     ExperimentState.UNREADABLE: dict.fromkeys(_ACTIONS, _UNREADABLE),
 }

@@ -36,15 +36,15 @@ _PLAIN = re.compile(rf"-?(?:{_NUMBER})(?:[eE][-+]?\d+)?", re.ASCII)
 _HOW = "write it as 90s, 20m, 1h30m, 1d or plain seconds"
 
 
-def month_begin(at: float) -> float:
-    """Return the Unix time of the begin of the calendar month (UTC) of `at`."""
-    return datetime.fromtimestamp(at, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
+def month_begin(instant: float) -> float:
+    """Return the Unix time of the begin of the calendar month (UTC) of `instant`."""
+    return datetime.fromtimestamp(instant, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
 
 
-def month_end(at: float) -> float:
-    """Return the Unix time of the end of the calendar month (UTC) of `at`."""
+def month_end(instant: float) -> float:
+    """Return the Unix time of the end of the calendar month (UTC) of `instant`."""
     # 32 days from its begin, each month is over and the next one is not.
-    return month_begin(month_begin(at) + 32 * _UNIT_S["d"])
+    return month_begin(month_begin(instant) + 32 * _UNIT_S["d"])
 
 
 def parse_duration(value: object) -> float:
@@ -237,7 +237,7 @@ _USD = re.compile(
 
 def in_unit(text: str, unit: str) -> str:
     """Return a text whose amounts count another unit than US dollars with that unit."""
-    return text if unit == "USD" else _USD.sub(lambda found: f"{found['head'] or ''}{unit}", text)
+    return text if unit == "USD" else _USD.sub(lambda match: f"{match['head'] or ''}{unit}", text)
 
 
 def counted(count: int, what: str) -> str:
@@ -280,8 +280,8 @@ def near(word: str, known: Iterable[str], most: int = 1) -> list[str]:
     """Return up to `most` of the known words that `word` may be a slip of, the nearest one first."""
     import difflib
 
-    by_word = {each.lower(): each for each in known}
-    return [by_word[each] for each in difflib.get_close_matches(word[:100].lower(), by_word, n=most, cutoff=0.6)]
+    by_word = {name.lower(): name for name in known}
+    return [by_word[name] for name in difflib.get_close_matches(word[:100].lower(), by_word, n=most, cutoff=0.6)]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -99,29 +99,30 @@ class ProgramCommand:
         A word that is only a parameter that this configuration lacks, as a conditional one may be, is left out with the
         option before it; so is `--name=${name}`. Raises InputError for such a parameter within another word.
         """
-        found = list[str]()
+        argv = list[str]()
 
         def filled(match: re.Match[str]) -> str:
             name = match[1]
             return "$" if name is None else places[name] if name in places else text_of(values[name], self.booleans)
 
         for before, word in zip(("", *self.words), self.words, strict=False):
+            switch = switch_of(before, word) if self.booleans == "flag" else None
             if word == _ARGS:
                 for name, value in values.items():
-                    found += self._option(f"--{name}", value)
-            elif self.booleans == "flag" and (at := switch_of(before, word)) and isinstance(values.get(at[1]), bool):
-                found = found[:-1] if at[0] == before else found
-                found += self._option(at[0], values[at[1]])
+                    argv += self._option(f"--{name}", value)
+            elif switch is not None and isinstance(values.get(switch[1]), bool):
+                argv = argv[:-1] if switch[0] == before else argv
+                argv += self._option(switch[0], values[switch[1]])
             elif all(name in places or name in values for name in named(word)):
-                found.append(_PLACE.sub(filled, word))
+                argv.append(_PLACE.sub(filled, word))
             elif (lone := _LONE.fullmatch(word)) is None:
                 raise InputError(
                     f"entrypoint.command: this configuration lacks a parameter of {shown(word)}; write it as a word "
                     "of its own, such as --name=${name}, or write ${args}"
                 )
             elif lone[1] is None and _OPTION.fullmatch(before):
-                found.pop()
-        return found
+                argv.pop()
+        return argv
 
     def _option(self, option: str, value: Any) -> list[str]:
         if self.booleans == "flag" and isinstance(value, bool):
@@ -221,14 +222,14 @@ def unused(words: Sequence[str], parameters: Collection[str]) -> list[str]:
     text = shell_text(words)
     if _ARGS in words and (text is None or re.search(r"\$\{?[@*1-9]", text)):
         return []
-    found = {name for word in words for name in named(word)}
-    return [name for name in parameters if name not in found]
+    used = {name for word in words for name in named(word)}
+    return [name for name in parameters if name not in used]
 
 
 def shell_text(words: Sequence[str]) -> str | None:
     """Return the text that a shell runs, as after `bash -c`; None: the command has none."""
-    at = next((at for at, word in enumerate(words) if _base(word) in _SHELLS), len(words))
-    for option, text in pairwise(words[at + 1 :]):
+    index = next((index for index, word in enumerate(words) if _base(word) in _SHELLS), len(words))
+    for option, text in pairwise(words[index + 1 :]):
         if re.fullmatch("-[A-Za-z]*c", option):
             return text
         if option[:1] not in ("-", "+") and option != "pipefail":
@@ -245,7 +246,7 @@ def survives_shell(text: str, name: str, value: str) -> bool:
     def is_kept(value: str) -> bool:
         return [word.replace("x0x", value) for word in filled("x0x")] == filled(value)
 
-    if any(each in value for each in "$`\\"):
+    if any(sign in value for sign in "$`\\"):
         return False
     with suppress(ValueError):
         is_plain = re.search(r"[*?~\[{#]", value) is None
@@ -260,13 +261,13 @@ def launcher_of(words: Sequence[str]) -> str | None:
     """
     text = shell_text(words)
     if text is not None:
-        return next((found for each in _commands_in(text) if (found := launcher_of(each))), None)
+        return next(filter(None, map(launcher_of, _commands_in(text))), None)
     is_behind, before = False, ""
     for word, after in pairwise((*words, "")):
         name = _LAUNCHING_MODULES.get(word) if before == "-m" else f"{_base(word)} {_base(after)}"
-        found = next((each for each in _LAUNCHERS if f"{name} ".startswith(f"{each} ")), None)
-        if found is not None:
-            return found
+        for launcher in _LAUNCHERS:
+            if f"{name} ".startswith(f"{launcher} "):
+                return launcher
         is_behind = is_behind or _BEFORE_A_PROGRAM.fullmatch(_base(word)) is not None
         if not is_behind or before == "-m" or word.endswith((".py", ".sh")):
             return None
@@ -315,11 +316,11 @@ def metrics_in(line: str, pattern: re.Pattern[str] | None = None) -> dict[str, f
     Colours and progress bars are left out, except for a pattern.
     """
     if pattern is not None:
-        found = pattern.search(line)
-        groups = found.groupdict() if found is not None else {}
-        named = {name: float(text) for name, text in groups.items() if text is not None and _is_number(text)}
-        beside = metrics_in(line) if named else {}  # by which a loss that a library has left out is seen
-        return {name: value for name, value in beside.items() if not math.isfinite(value)} | named
+        match = pattern.search(line)
+        groups = match.groupdict() if match is not None else {}
+        metrics = {name: float(text) for name, text in groups.items() if text is not None and _is_number(text)}
+        beside = metrics_in(line) if metrics else {}  # by which a loss that a library has left out is seen
+        return {name: value for name, value in beside.items() if not math.isfinite(value)} | metrics
     text = _text_of(line)
     if text.startswith("{"):
         content = _content(text)
@@ -333,8 +334,8 @@ def metrics_in(line: str, pattern: re.Pattern[str] | None = None) -> dict[str, f
 
 def ambiguous(line: str, metric: str) -> list[str]:
     """Return the values of a metric in a line of output that has several, as in `train loss=1 test loss=2`."""
-    found = [number for name, number in _PAIR.findall(_text_of(line)) if name == metric]
-    return found if len(set(found)) > 1 and not _text_of(line).startswith("{") else []
+    values = [number for name, number in _PAIR.findall(_text_of(line)) if name == metric]
+    return values if len(set(values)) > 1 and not _text_of(line).startswith("{") else []
 
 
 _UNREAD = re.compile(
@@ -356,8 +357,8 @@ def unread(line: str, metric: str, pattern: re.Pattern[str] | None = None) -> tu
     else:
         match = re.search(rf"(?<![\w./-]){re.escape(metric)}\s*[=:]\s*([^\s;|)]+)", whole)
         text = match[1].rstrip(",.") if match else ""
-    found = _UNREAD.fullmatch(text.strip())
-    return (text.strip(), found["comma"] is not None) if found else ("", False)
+    stand_in = _UNREAD.fullmatch(text.strip())
+    return (text.strip(), stand_in["comma"] is not None) if stand_in else ("", False)
 
 
 _PHASES = {
@@ -383,8 +384,8 @@ def is_another_kind(line: str, before: str, metric: str) -> bool:
     The words before the metric differ then, apart from what changes from line to line, or `(train)` and `(val)` behind
     it. A line whose iteration is a later one, as in `Epoch 4, new best loss: 1`, may have other words.
     """
-    one, other = _COUNT.search(before), _COUNT.search(line)
-    if one and other and one[1].lower() == other[1].lower() and float(one[2]) < float(other[2]):
+    earlier, later = _COUNT.search(before), _COUNT.search(line)
+    if earlier and later and earlier[1].lower() == later[1].lower() and float(earlier[2]) < float(later[2]):
         return False
     (words, phases), (other_words, other_phases) = _kind_of(before, metric), _kind_of(line, metric)
     return words != other_words or bool(phases and other_phases and phases.isdisjoint(other_phases))
@@ -396,25 +397,25 @@ def _kind_of(line: str, metric: str) -> tuple[list[str], set[str]]:
     if text.startswith("{"):
         behind = " ".join(value for value in _content(text).values() if isinstance(value, str))
     else:
-        at = next((match for match in _PAIR.finditer(text) if match[1] == metric), None)
-        before, behind = (text[: at.start()], text[at.end() :]) if at else ("", "")
+        pair = next((match for match in _PAIR.finditer(text) if match[1] == metric), None)
+        before, behind = (text[: pair.start()], text[pair.end() :]) if pair else ("", "")
     words = [word.lower().rstrip("s") for word in re.findall(r"\w+", before) if not _CHANGING.fullmatch(word)]
-    ratios = ["%" if each == "%" else "/" for each in re.findall(r"%|\d\s*/\s*\d", before)]
-    named = re.findall(r"[a-z]+", _PAIR.sub(" ", behind.lower()))
-    return words + ratios, {_PHASES[word] for word in named if word in _PHASES}
+    ratios = ["%" if ratio == "%" else "/" for ratio in re.findall(r"%|\d\s*/\s*\d", before)]
+    names = re.findall(r"[a-z]+", _PAIR.sub(" ", behind.lower()))
+    return words + ratios, {_PHASES[word] for word in names if word in _PHASES}
 
 
 def pattern_of(line: str, metric: str) -> str:
     """Return a pattern by which only lines such as this one have the metric, for an error; empty where none is easy."""
     text = _text_of(line)
-    at = next((match for match in _PAIR.finditer(text) if match[1] == metric), None)
-    if at is None or not metric.isidentifier():
+    pair = next((match for match in _PAIR.finditer(text) if match[1] == metric), None)
+    if pair is None or not metric.isidentifier():
         return ""
-    words = re.search(r"(?:[^\W\d_]+ )*$", before := text[: at.start()])
-    assert words is not None, "it may be empty"
-    begin = "^" if words[0] == before else r"\b"
-    sign = text[at.start(1) + len(metric) : at.start(2)]
-    return rf"{begin}{words[0]}{metric}{sign}(?P<{metric}>\S+)"
+    label = re.search(r"(?:[^\W\d_]+ )*$", before := text[: pair.start()])
+    assert label is not None, "it may be empty"
+    begin = "^" if label[0] == before else r"\b"
+    sign = text[pair.start(1) + len(metric) : pair.start(2)]
+    return rf"{begin}{label[0]}{metric}{sign}(?P<{metric}>\S+)"
 
 
 def _text_of(line: str) -> str:

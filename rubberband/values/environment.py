@@ -52,9 +52,9 @@ class Environment:
 
     def masks(self) -> list[str]:
         """Return the texts to mask, the longest first: each secret as it is, as in JSON, and as in a URL; its lines."""
-        found = set[str]()
+        texts = set[str]()
         for value in self.secrets.values():
-            found |= {
+            texts |= {
                 value,
                 json.dumps(value)[1:-1],
                 repr(value)[1:-1],
@@ -62,8 +62,8 @@ class Environment:
                 quote(value, safe=""),
                 quote_plus(value),
             }
-            found |= {line.strip() for line in value.splitlines() if len(line.strip()) >= _LEAST_LINE}
-        return sorted(found, key=lambda text: (-len(text), text))
+            texts |= {line.strip() for line in value.splitlines() if len(line.strip()) >= _LEAST_LINE}
+        return sorted(texts, key=lambda text: (-len(text), text))
 
     def masked(self, text: str) -> str:
         """Return a text without the values of secrets."""

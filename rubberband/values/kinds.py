@@ -183,10 +183,10 @@ class _Providers(Mapping[str, ProviderKind]):
     """Own providers, then those of other packages that load."""
 
     def __getitem__(self, name: str) -> ProviderKind:
-        found = OWN.get(name) or _loaded(name)
-        if not isinstance(found, ProviderKind):
+        kind = OWN.get(name) or _loaded(name)
+        if not isinstance(kind, ProviderKind):
             raise KeyError(name)
-        return found
+        return kind
 
     def __iter__(self) -> Iterator[str]:
         yield from OWN
@@ -252,11 +252,11 @@ def _installed(*, own: bool = False) -> Mapping[str, Sequence[EntryPoint]]:
     """Return the entry points under each name that is not one of ours, or under each that is (`own`)."""
     from importlib.metadata import entry_points
 
-    found: dict[str, list[EntryPoint]] = {}
+    points_of: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=ENTRY_POINTS):
         if (point.name in OWN) == own:
-            found.setdefault(point.name, []).append(point)
-    return found
+            points_of.setdefault(point.name, []).append(point)
+    return points_of
 
 
 @cache

@@ -92,8 +92,8 @@ class Plan:
 
     def _repr_html_(self) -> str:
         rows = [
-            (str(at), str(one.instances), str(one.gpus_per_trial), one.market.replace("_", " "))
-            for at, one in enumerate(self.stages)
+            (str(number), str(stage.instances), str(stage.gpus_per_trial), stage.market.replace("_", " "))
+            for number, stage in enumerate(self.stages)
         ]
         header = ("stage", "instances", "GPUs per trial", "market")
         return markup.card("plan", markup.table(header, rows, words=(0, 3)))

@@ -168,19 +168,19 @@ class Profile:
 
         A gap is a measured count of more than twice the one before.
         """
-        found = []
+        remarks = []
         for (below, less_s), (above, more_s) in itertools.pairwise(sorted(self.seconds_per_iteration.items())):
             if above > 2 * below:
-                found.append(
+                remarks.append(
                     f"profile: nothing is measured between {below} and {above} GPUs; times there are interpolated "
                     "(linear in throughput), measure some of them to know"
                 )
             if more_s > less_s:
-                found.append(
+                remarks.append(
                     f"profile: an iteration is slower with {counted(above, 'GPU')} ({more_s:g} s) than with {below} "
                     f"({less_s:g} s); planned as it is, measure again if that is a surprise"
                 )
-        return found
+        return remarks
 
 
 WIDE_CV = 0.1

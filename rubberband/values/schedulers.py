@@ -99,13 +99,12 @@ class Rungs:
 
     def promote(self, rung: int) -> int:
         """Take the best trial of a rung that was not promoted off it; return its number."""
-        trial: int = heapq.heappop(self._left[rung])[1]
-        return trial
+        return heapq.heappop(self._left[rung])[1]
 
     def withdraw(self, rung: int, trial: int) -> None:
         """Take a trial off its rung without a promotion; its result stays among those of the rung."""
         if rung < len(self._left):
-            self._left[rung] = [one for one in self._left[rung] if one[1] != trial]
+            self._left[rung] = [entry for entry in self._left[rung] if entry[1] != trial]
             heapq.heapify(self._left[rung])
 
     def highest(self) -> int | None:
