@@ -177,8 +177,7 @@ def _signals_kept() -> Iterator[None]:
     put.argtypes = (ctypes.c_int, ctypes.c_void_p)
     from ray._private import utils
 
-    if hasattr(utils, "set_sigterm_handler"):
-        utils.set_sigterm_handler = lambda _: None  # Python's handler, which exits from wherever the main thread is
+    utils.set_sigterm_handler = lambda _: None  # Python's handler, which exits from wherever the main thread is
     try:
         flag = ctypes.c_bool.in_dll(ctypes.CDLL(ray._raylet.__file__), _HAS_HANDLERS)
     except (OSError, ValueError):
@@ -237,16 +236,14 @@ def _forbid_clusters_of_its_own() -> None:
     """Keep Ray from starting a cluster when it is called while unconnected, as our threads may do after a head died."""
     from ray._private import auto_init_hook
 
-    if hasattr(auto_init_hook, "enable_auto_connect"):
-        auto_init_hook.enable_auto_connect = False
+    auto_init_hook.enable_auto_connect = False
 
 
 def _silence_raylet_messages() -> None:
     """Keep pages of raylet state off the user's standard output whenever a worker or an instance ends."""
     from ray._private import worker
 
-    if hasattr(worker, "listen_error_messages"):
-        worker.listen_error_messages = lambda *_: None
+    worker.listen_error_messages = lambda *_: None
 
 
 # Threads that call Ray. Ray ends the whole process if one calls it after `ray.shutdown()`, so `settle` waits for them.

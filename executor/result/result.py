@@ -75,17 +75,17 @@ def front(candidates: Sequence[tuple[Found, Mapping[str, float]]], objectives: S
     The first objective orders them. A candidate without a finite value of every objective is left out.
     """
     known: list[tuple[tuple[float, ...], int]] = []
-    for at, (_, metrics) in enumerate(candidates):
+    for index, (_, metrics) in enumerate(candidates):
         reported = [metrics.get(objective.metric, math.nan) for objective in objectives]
         if all(map(math.isfinite, reported)):
             signed = (-v if o.mode == "max" else v for v, o in zip(reported, objectives, strict=True))
-            known.append((tuple(signed), at))
-    found: list[tuple[float, ...]] = []
+            known.append((tuple(signed), index))
+    front_values: list[tuple[float, ...]] = []
     kept: list[Found] = []
-    for values, at in sorted(known):  # whatever beats a candidate comes before it
-        if not any(_beats(other, values) for other in found):
-            found.append(values)
-            kept.append(candidates[at][0])
+    for values, index in sorted(known):  # whatever beats a candidate comes before it
+        if not any(_beats(other, values) for other in front_values):
+            front_values.append(values)
+            kept.append(candidates[index][0])
     return kept
 
 
@@ -352,7 +352,7 @@ class Result:
         if not self.also:
             return ()
         objectives = (Objective(metric=self.metric, mode=self.mode), *self.also)
-        return tuple(front([(one, one.metrics) for one in self.trials if one.status != "failed"], objectives))
+        return tuple(front([(trial, trial.metrics) for trial in self.trials if trial.status != "failed"], objectives))
 
     @property
     def asked_deadline_s(self) -> float | None:
@@ -502,13 +502,13 @@ class Result:
 def summarise(state: State, setup: Mapping[str, Any], now: float) -> Result:
     """Return the result as of `now`, on the clock of the events."""
     job = state.job
-    at = state.ended_at if state.ended_at is not None else max(now, state.now)
+    as_of = state.ended_at if state.ended_at is not None else max(now, state.now)
     if state.phase is Phase.NEW:
-        at = state.started_at
+        as_of = state.started_at
     known, seeds = configurations(state, setup), Seeds(setup.get("seeds", ()), setup.get("experiment", {}))
     trials = tuple(_trial(state, trial, known.get(trial, {}), seeds[trial]) for trial in range(len(state.trials)))
     best = best_trial(state, job.metric, job.mode)
-    head_s = max(0.0, at - state.started_at - state.paused_s)
+    head_s = max(0.0, as_of - state.started_at - state.paused_s)
     return Result(
         name=job.name,
         outcome=state.outcome if state.outcome and state.phase is Phase.FINISHED else "unfinished",
@@ -517,17 +517,17 @@ def summarise(state: State, setup: Mapping[str, Any], now: float) -> Result:
         mode=job.mode,
         best=None if best is None else trials[best.trial],
         trials=trials,
-        stages=tuple(_stage(state, stage, at) for stage in range(len(job.stages))),
+        stages=tuple(_stage(state, stage, as_of) for stage in range(len(job.stages))),
         decisions=tuple(copied(DecisionResult, d, at_s=d.occurred_at - state.started_at) for d in state.decisions),
         planned_jct_s=job.prediction.jct_s,
-        actual_jct_s=jct_s(state, at),
+        actual_jct_s=jct_s(state, as_of),
         planned_cost_usd=job.prediction.cost_usd,
-        actual_cost_usd=bill_usd(state, at),
+        actual_cost_usd=bill_usd(state, as_of),
         deadline_s=job.deadline_s,
         max_cost_usd=job.max_cost_usd,
-        paid=paid_time(state, at),
-        instances=tuple(_instances(state, at)),
-        busy=tuple(_busy(state, at)),
+        paid=paid_time(state, as_of),
+        instances=tuple(_instances(state, as_of)),
+        busy=tuple(_busy(state, as_of)),
         resumes=len(state.resumed_at),
         profiling_s=setup.get("profiling_s", 0.0),
         profiling_cost_usd=setup.get("profiling_cost_usd", 0.0),
@@ -535,7 +535,7 @@ def summarise(state: State, setup: Mapping[str, Any], now: float) -> Result:
         redone_iterations=sum(_was_cut_off(state, use) for use in state.allocations),
         head_cost_usd=job.offer.head_cost_usd(head_s),
         side_usd_per_hour=job.offer.side_usd_per_hour,
-        bill=bill_lines(state, at),
+        bill=bill_lines(state, as_of),
         goodput=state.profile.goodput,
         extensions=tuple(state.history.of(LimitsExtended)),
         resumed_s=tuple(map(state.elapsed_s, state.resumed_at)),
@@ -552,7 +552,7 @@ def summarise(state: State, setup: Mapping[str, Any], now: float) -> Result:
         provider=setup.get("provider", ""),
         unit=job.offer.unit,
         rungs=tuple(_rungs(state)),
-        also=tuple(Objective(**one) for one in setup.get("experiment", {}).get("search", {}).get("also", ())),
+        also=tuple(Objective(**entry) for entry in setup.get("experiment", {}).get("search", {}).get("also", ())),
     )
 
 
@@ -587,7 +587,7 @@ def _trial(state: State, trial: int, config: Mapping[str, Any], seed: int) -> Tr
         failure=None if record.failure is None else f"{record.failure[0]}: {record.failure[1]}",
         checkpoint=record.checkpoint,
         curve=tuple((r.reported_at - state.started_at, r.iterations, r.metrics) for r in record.reports),
-        bracket=next((each.bracket for each in state.job.brackets if trial in state.job.trials_of(each)), None),
+        bracket=next((b.bracket for b in state.job.brackets if trial in state.job.trials_of(b)), None),
         batches=batch_history(record.reports, state.started_at),
         balance=balance_history(record.reports, (u for u in state.allocations if u.trial == trial), state.started_at),
         updates=tuple(report.updates for report in record.reports if report.updates is not None),

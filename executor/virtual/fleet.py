@@ -86,7 +86,7 @@ class FaultModel(Protocol):
     def iteration(self, trial: int, iterations: int) -> float:
         """How many times longer than the attempt's others the trial's iteration number `iterations` takes."""
 
-    def pace(self, instance: str, at: float) -> float:
+    def pace(self, instance: str, instant: float) -> float:
         """How many times longer a step takes on an instance than on the others, at an instant of the clock."""
 
 
@@ -134,8 +134,8 @@ class Faults:
     def iteration(self, trial: int, iterations: int) -> float:
         return 1.0
 
-    def pace(self, instance: str, at: float) -> float:
-        return self.slow.get(instance, 1.0) if at >= self.slow_from else 1.0
+    def pace(self, instance: str, instant: float) -> float:
+        return self.slow.get(instance, 1.0) if instant >= self.slow_from else 1.0
 
 
 _BEATS = 10
@@ -486,7 +486,7 @@ class Noise:
             drawn.append(_factor(self._profile.iteration_cv, self._profile.law, source))
         return drawn[iterations - 1]
 
-    def pace(self, instance: str, at: float) -> float:
+    def pace(self, instance: str, instant: float) -> float:
         """Return that instances are alike."""
         return 1.0
 
