@@ -151,7 +151,7 @@ def parse_table(lines: Iterable[str], source: str) -> Mapping[str, InstanceType]
     """Return the table of CSV lines; `source` is its name in errors. Raises InputError as `load_table` does."""
     header: list[str] | None = None
     table: dict[str, InstanceType] = {}
-    found: dict[str, int] = {}
+    line_of: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -161,9 +161,9 @@ def parse_table(lines: Iterable[str], source: str) -> Mapping[str, InstanceType]
             continue
         row = _row(header, cells, f"{source}:{number}")
         if row.instance_type in table:
-            first = found[row.instance_type]
+            first = line_of[row.instance_type]
             raise InputError(f"{source}:{number}: {row.instance_type} occurs twice (first in line {first}); remove one")
-        table[row.instance_type], found[row.instance_type] = row, number
+        table[row.instance_type], line_of[row.instance_type] = row, number
     if not table:
         raise InputError(f"{source} has no instance types; write a header line and one line for each type")
     return table
@@ -187,9 +187,8 @@ def nearest_types(name: str, table: Mapping[str, InstanceType], remedy: str) -> 
 
 
 def _nearest(name: str, table: Mapping[str, InstanceType]) -> str:
-    close = near(name, table, 3)
-    if close:
-        return f"did you mean {' or '.join(shown(each) for each in close)}?"
+    if close := near(name, table, 3):
+        return f"did you mean {' or '.join(shown(other) for other in close)}?"
     return f"it has {len(table)} types, from {min(table)} to {max(table)}:"
 
 
@@ -272,8 +271,8 @@ def table_of(resources: Resources, environment: Mapping[str, str] = os.environ, 
         return load_table(resources.catalogue)
     if resources.kind.instance_types is None:
         return {}
-    found: Table = part_of(resources.provider, "instance_types")(resources, environment)
-    return found
+    types: Table = part_of(resources.provider, "instance_types")(resources, environment)
+    return types
 
 
 def usual_table(_resources: Resources, environment: Mapping[str, str]) -> Table:
@@ -321,14 +320,14 @@ def similar_types(resources: Resources, name: str, table: Table) -> list[str]:
     rows = {other: table[other] for other in types_of(resources) if other != name and other in table}
     if row is None:
         return []
-    return [other for other, found in rows.items() if is_similar(found, row)]
+    return [other for other, candidate in rows.items() if is_similar(candidate, row)]
 
 
-def is_similar(found: InstanceType, row: InstanceType) -> bool:
+def is_similar(other: InstanceType, row: InstanceType) -> bool:
     """Return whether a type may replace another: as many GPUs (or vCPUs) with as much memory or more."""
     if row.gpus:
-        return found.gpus == row.gpus and (found.gpu_memory_gib or 0.0) >= (row.gpu_memory_gib or 0.0)
-    return not found.gpus and found.vcpus == row.vcpus and (found.memory_gib or 0.0) >= (row.memory_gib or 0.0)
+        return other.gpus == row.gpus and (other.gpu_memory_gib or 0.0) >= (row.gpu_memory_gib or 0.0)
+    return not other.gpus and other.vcpus == row.vcpus and (other.memory_gib or 0.0) >= (row.memory_gib or 0.0)
 
 
 LEASE_SHARE = 0.95

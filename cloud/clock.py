@@ -62,9 +62,9 @@ def experiment_clock(directory: Path, *, not_before: float = 0.0) -> ExperimentC
     For the driver that holds the directory. Raises OSError if it cannot be written.
     """
     boot = _boot()
-    found = _read(directory)
-    if found is not None and boot and found.boot == boot:
-        return found
+    kept = _read(directory)
+    if kept is not None and boot and kept.boot == boot:
+        return kept
     clock = ExperimentClock(boot=boot, booted_at=max(time.time(), not_before) - elapsed_s())
     write_atomically(directory / FILE, json.dumps(asdict(clock)).encode(), durable=False, mode=0o600)
     return clock
@@ -72,8 +72,8 @@ def experiment_clock(directory: Path, *, not_before: float = 0.0) -> ExperimentC
 
 def time_of(directory: Path) -> float:
     """Return the time by the clock kept in `directory`, or by the machine's if none is of this boot."""
-    found = _read(directory)
-    return found() if found is not None and found.boot and found.boot == _boot() else time.time()
+    kept = _read(directory)
+    return kept() if kept is not None and kept.boot and kept.boot == _boot() else time.time()
 
 
 def _read(directory: Path) -> ExperimentClock | None:

@@ -43,8 +43,8 @@ def machine_folder() -> Path:
     base = Path(lease).parent if lease else Path(tempfile.gettempdir())
     folder = base / f"rubberband-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if found.st_uid != os.getuid() or not folder.is_dir() or folder.is_symlink():
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or not folder.is_dir() or folder.is_symlink():
         raise PermissionError(f"{folder} belongs to another user; remove it")
     return folder
 
@@ -81,8 +81,8 @@ def memory_kills(counters: Path = Path("/proc/vmstat")) -> int:
     Those that exceeded the limit of their container (cgroup) are included.
     """
     try:
-        found = [line.split() for line in counters.read_text().splitlines() if line.startswith("oom_kill ")]
-        return sum(int(count) for _, count in found)
+        rows = [line.split() for line in counters.read_text().splitlines() if line.startswith("oom_kill ")]
+        return sum(int(count) for _, count in rows)
     except (OSError, ValueError):
         return 0
 

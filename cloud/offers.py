@@ -95,14 +95,14 @@ def fallback_offers(
     After these come types of another model with as many GPUs, of as much memory, whose speed over `first`'s is known
     (`speeds`), since unequal workers are balanced: the cheapest for its speed first.
     """
-    known, speeds, found = table_of(resources, environment, table), speeds or {}, []
+    known, speeds, ranked = table_of(resources, environment, table), speeds or {}, []
     model = known[first.instance_type].gpu_model if first.instance_type in known else ""
     for name in similar_types(resources, first.instance_type, known):
         is_other = known[name].gpu_model != model
         if not is_other or name in speeds:
             price = offer(resources, instance_type=name, environment=environment, table=known)
-            found.append((is_other, price.price_usd_per_hour / speeds.get(name, 1.0), price))
-    return [price for *_, price in sorted(found, key=lambda one: one[:2])]
+            ranked.append((is_other, price.price_usd_per_hour / speeds.get(name, 1.0), price))
+    return [price for *_, price in sorted(ranked, key=lambda entry: entry[:2])]
 
 
 PriceBasis = Literal["given", "live", "default"]
@@ -181,6 +181,7 @@ def _offer(resources: Resources, profile: Profile | None, name: str, table: Tabl
     price_usd_per_hour = float(gpus) if resources.unit == "GPU-h" else _price_usd_per_hour(resources, name, row, table)
     restart_s = provision_delay_s + init_delay_s + (profile.trial_startup_s if profile else 0.0)
     head_usd = None if "head_price_usd_per_hour" in resources.model_fields_set else extras.head_price_usd_per_hour
+    has_minimum = "minimum_billed_s" in resources.model_fields_set or not kind.is_borrowed
     return Offer(
         instance_type=name,
         gpus=gpus,
@@ -191,7 +192,7 @@ def _offer(resources: Resources, profile: Profile | None, name: str, table: Tabl
         init_delay_s=init_delay_s,
         init_spread=init_spread,
         billing=resources.billing,
-        minimum_billed_s=_minimum_billed_s(resources),
+        minimum_billed_s=resources.minimum_billed_s if has_minimum else 0.0,
         data_usd_per_instance=resources.dataset_gb * resources.data_price_usd_per_gb,
         head_price_usd_per_hour=resources.head_price_usd_per_hour if head_usd is None else head_usd,
         head_side_usd_per_hour=0.0 if head_usd is None else extras.head_side_usd_per_hour,
@@ -201,11 +202,6 @@ def _offer(resources: Resources, profile: Profile | None, name: str, table: Tabl
         trials_per_gpu=resources.trials_per_gpu,
         place="GPU" if resources.slots is None else "slot",
     )
-
-
-def _minimum_billed_s(resources: Resources) -> float:
-    is_given = "minimum_billed_s" in resources.model_fields_set
-    return resources.minimum_billed_s if is_given or not resources.kind.is_borrowed else 0.0
 
 
 def _side_costs(resources: Resources, extras: Extras, provision_delay_s: float) -> tuple[SideCost, ...]:
@@ -293,10 +289,10 @@ def _others(region: str, row: InstanceType, table: Table) -> str:
 
     Types of the same model come first, then cheap ones.
     """
-    fit = [one for one in table.values() if is_similar(one, row)]
-    priced = [one for one in fit if region in one.prices_usd_per_hour]
-    cheapest = sorted(priced, key=lambda one: (one.gpu != row.gpu, one.prices_usd_per_hour[region]))[:3]
-    types = ", ".join(one.instance_type for one in cheapest)
+    fit = [other for other in table.values() if is_similar(other, row)]
+    priced = [other for other in fit if region in other.prices_usd_per_hour]
+    cheapest = sorted(priced, key=lambda other: (other.gpu != row.gpu, other.prices_usd_per_hour[region]))[:3]
+    types = ", ".join(other.instance_type for other in cheapest)
     regions = ", ".join(list(row.prices_usd_per_hour)[:3])
     hints = [f"here there is {types}"] * bool(types) + [f"it is in {regions}"] * bool(regions)
     return f" ({'; '.join(hints)})" if hints else ""

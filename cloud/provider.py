@@ -24,7 +24,6 @@ from rubberband.values.plan import Market
 
 InstanceState = Literal["pending", "running", "terminated"]
 
-
 LEASE_EXPIRED = "lease expired"
 OVERSLEPT_S = 60.0
 """A driver that is awake sees the end of an instance sooner."""
@@ -232,11 +231,11 @@ class Share:
     @property
     def free_together(self) -> int:
         """Most instances that have room on one machine now, where they slow each other; 0 if all are taken."""
-        found: Counter[str] = Counter()
+        room: Counter[str] = Counter()
         for node in self.nodes:
             free = fitting({"GPU": node.free_gpus, "CPU": node.free_cpus}, self.bundle)
-            found[node.address] += free // self.gpus_per_instance
-        return max(found.values(), default=0)
+            room[node.address] += free // self.gpus_per_instance
+        return max(room.values(), default=0)
 
 
 def fitting(amounts: Mapping[str, int], bundle: Bundle) -> int:

@@ -75,15 +75,15 @@ def zipped(content: dict[str, bytes]) -> bytes:
 
 def _files(root: Path) -> dict[str, bytes]:
     """Return path in the wheel -> bytes; sub-packages may be links, as in a checkout. Raises OSError."""
-    found: dict[str, bytes] = {}
+    content: dict[str, bytes] = {}
     for path in root.iterdir():
         if path.name == "__pycache__" or path.name.startswith("."):
             continue
         if path.is_dir():
-            found |= {f"{root.name}/{inner}": data for inner, data in _files(path).items()}
+            content |= {f"{root.name}/{inner}": data for inner, data in _files(path).items()}
         else:
-            found[f"{root.name}/{path.name}"] = path.read_bytes()
-    return found
+            content[f"{root.name}/{path.name}"] = path.read_bytes()
+    return content
 
 
 def _metadata(needs: list[str], version: str) -> bytes:

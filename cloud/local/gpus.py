@@ -91,20 +91,20 @@ def find_gpus() -> LocalGpus:
     if trouble or not listed:
         remedy = "restart this machine, or install its driver again, until nvidia-smi lists its GPUs"
         return LocalGpus(notes=(f"nvidia-smi fails ({trouble or 'it lists no GPU'}); {remedy}",))
-    names = {each: name for gpu in listed for each, name in gpu.items()}
+    names = {gpu_id: name for gpu in listed for gpu_id, name in gpu.items()}
     ids = [tuple(gpu) for gpu in listed]
     named = tuple(names) if visible is None else visible_ids(visible, ids)
     notes = [] if visible is None else _note_of(visible, len(named), ids)
     if named and (seen := _seen(listing, named)) is not None:
         named, note = _seen_of(named, seen)
         notes += note
-    return LocalGpus(names={each: names[each] for each in named}, notes=tuple(notes))
+    return LocalGpus(names={gpu_id: names[gpu_id] for gpu_id in named}, notes=tuple(notes))
 
 
-def _listing(words: Sequence[str]) -> tuple[str, str]:
+def _listing(argv: Sequence[str]) -> tuple[str, str]:
     """Return what nvidia-smi prints, and its complaint; empty if all is well."""
     try:
-        done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, check=False, timeout=_HUNG_S)
+        done = subprocess.run(["nvidia-smi", *argv], capture_output=True, text=True, check=False, timeout=_HUNG_S)
     except subprocess.TimeoutExpired:
         return "", f"no answer in {_HUNG_S:.0f} s"
     except OSError as error:
@@ -117,16 +117,16 @@ def _listing(words: Sequence[str]) -> tuple[str, str]:
 
 def _listed(listing: str) -> list[dict[str, str]]:
     """Return the ids of each GPU with their names: its own, or those of its MIG instances, which replace it."""
-    found: list[dict[str, str]] = []
-    of: list[str] = []
+    gpus: list[dict[str, str]] = []
+    whole = ""
     for line in listing.splitlines():
         if gpu := _GPU.match(line):
-            found.append({gpu[2]: f"GPU {gpu[1]}"})
-            of.append(f"GPU {gpu[1]}")
-        elif (instance := _MIG.match(line)) and found:
-            found[-1] = {each: name for each, name in found[-1].items() if each.startswith("MIG-")}
-            found[-1][instance[2]] = f"MIG {instance[1]} of {of[-1]}"
-    return found
+            whole = f"GPU {gpu[1]}"
+            gpus.append({gpu[2]: whole})
+        elif (instance := _MIG.match(line)) and gpus:
+            gpus[-1] = {gpu_id: name for gpu_id, name in gpus[-1].items() if gpu_id.startswith("MIG-")}
+            gpus[-1][instance[2]] = f"MIG {instance[1]} of {whole}"
+    return gpus
 
 
 def visible_ids(visible: str, listed: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -135,39 +135,33 @@ def visible_ids(visible: str, listed: Sequence[Sequence[str]]) -> tuple[str, ...
     It has indices of GPUs, or ids or their beginnings; what follows an index is passed over, as in `0;1`. CUDA stops at
     the first that it does not know, and sees nothing if one is named twice.
     """
-    found: list[str] = []
-    for word in visible.split(","):
-        name = word.strip()
+    ids: list[str] = []
+    for name in map(str.strip, visible.split(",")):
         if index := re.match(r"\+?([0-9]+)", name):
             fitting = list(listed[int(index[1])][:1]) if int(index[1]) < len(listed) else []
         else:
-            fitting = [each for gpu in listed for each in gpu if name and each.startswith(name)]
+            fitting = [gpu_id for gpu in listed for gpu_id in gpu if name and gpu_id.startswith(name)]
         if len(fitting) != 1:
             break
-        found += fitting
-    return tuple(found) if len(set(found)) == len(found) else ()
+        ids += fitting
+    return tuple(ids) if len(set(ids)) == len(ids) else ()
 
 
 def _note_of(visible: str, count: int, listed: Sequence[Sequence[str]]) -> list[str]:
-    words = [word.strip() for word in visible.split(",")]
-    if count == len(words):
+    names = [name.strip() for name in visible.split(",")]
+    if count == len(names):
         return []
+    unknown = names[count] or "an empty name"
     if not count:
-        why = (
-            "one is named twice"
-            if visible_ids(words[0], listed)
-            else f"CUDA does not know {words[0] or 'an empty name'}"
-        )
+        why = "one is named twice" if visible_ids(names[0], listed) else f"CUDA does not know {unknown}"
         return [f"{VISIBLE}={visible} hides all GPUs: {why}"]
-    return [
-        f"{VISIBLE}={visible} gives {counted(count, 'GPU')}: CUDA stops at {words[count] or 'an empty name'}, which it "
-        "does not know; leave it out"
-    ]
+    gives = f"{VISIBLE}={visible} gives {counted(count, 'GPU')}"
+    return [f"{gives}: CUDA stops at {unknown}, which it does not know; leave it out"]
 
 
 def _seen_of(named: tuple[str, ...], seen: _TorchGpus) -> tuple[tuple[str, ...], list[str]]:
     """Return which of the named GPUs torch can use, in its own order, and a line if it cannot use all."""
-    if any(each.startswith("MIG-") for each in named) and seen.count:
+    if any(gpu.startswith("MIG-") for gpu in named) and seen.count:
         return named, []  # CUDA shows a process one instance at most
     there = f"this machine's {counted(len(named), 'GPU')}"
     if not seen.is_built:
@@ -189,16 +183,16 @@ def _seen(listing: str, named: Sequence[str]) -> _TorchGpus | None:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
-    asked = {key: value for key, value in os.environ.items() if key != "PYTORCH_NVML_BASED_CUDA_CHECK"}
-    if any(each.startswith("MIG-") for each in named):
-        asked[VISIBLE] = next(each for each in named if each.startswith("MIG-"))
+    environment = {key: value for key, value in os.environ.items() if key != "PYTORCH_NVML_BASED_CUDA_CHECK"}
+    if mig := next((gpu for gpu in named if gpu.startswith("MIG-")), ""):
+        environment[VISIBLE] = mig  # CUDA shows a process one instance at most
     installed = [sys.executable, spec.origin, os.stat(spec.origin).st_mtime_ns]
     boot = _BOOT.read_text() if _BOOT.exists() else ""
-    key = json.dumps([boot, listing, installed, asked.get(VISIBLE), asked.get("CUDA_DEVICE_ORDER")])
+    key = json.dumps([boot, listing, installed, environment.get(VISIBLE), environment.get("CUDA_DEVICE_ORDER")])
     path = _folder() / f"seen-{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
     with suppress(OSError, ValueError, TypeError):
         return _TorchGpus(**json.loads(path.read_text()))
-    seen = _asked(asked)
+    seen = _asked(environment)
     if seen.count == len(named) or not seen.is_built:  # troubles may be mended, and are asked for again
         with suppress(OSError):
             write_atomically(path, json.dumps(asdict(seen)).encode(), durable=False)
@@ -287,20 +281,18 @@ def gpus_to_share(offer: Offer, slots: int | None) -> LocalGpus:
     """
     if slots is not None:
         return LocalGpus()
-    found, visible = find_gpus(), os.environ.get(VISIBLE)
-    if len(found.ids) >= offer.max_instances * offer.gpus:
-        return found
-    if not found.ids and found.notes:
-        return LocalGpus(notes=tuple(f"trials use the CPU: {note}" for note in found.notes))
-    if not found.ids:
-        return LocalGpus()
-    there = f"this machine has {len(found.ids)}" if visible is None else f"{VISIBLE}={visible} has {len(found.ids)}"
+    gpus, visible = find_gpus(), os.environ.get(VISIBLE)
+    if len(gpus.ids) >= offer.max_instances * offer.gpus:
+        return gpus
+    if not gpus.ids:
+        return LocalGpus(notes=tuple(f"trials use the CPU: {note}" for note in gpus.notes))
+    there = f"this machine has {len(gpus.ids)}" if visible is None else f"{VISIBLE}={visible} has {len(gpus.ids)}"
     more = "" if visible is None else "name more devices, or "
     line = (
         f"trials use the CPU: {_wanted(offer)} and {there}; {more}lower resources.max_instances or "
         "resources.gpus_per_instance to use them"
     )
-    return LocalGpus(notes=(line, *found.notes))
+    return LocalGpus(notes=(line, *gpus.notes))
 
 
 def free_gpus(gpus: LocalGpus, offer: Offer, directory: Path | None = None) -> LocalGpus:
@@ -313,7 +305,7 @@ def free_gpus(gpus: LocalGpus, offer: Offer, directory: Path | None = None) -> L
         return gpus
     is_named, needed, deadline = VISIBLE in os.environ, offer.max_instances * offer.gpus, time.monotonic() + _FREED_S
     while True:
-        holders = {gpu: found for gpu in gpus.ids if (found := holder(gpu)) is not None}
+        holders = {gpu: taker for gpu in gpus.ids if (taker := holder(gpu)) is not None}
         used = {gpu: mib for gpu, mib in _used_mib().items() if gpu in gpus.ids and gpu not in holders}
         taken = {
             gpu: owner
@@ -347,10 +339,10 @@ def _wanted(offer: Offer) -> str:
 def _used_mib() -> dict[str, float]:
     """Return the memory in use (MiB) of each GPU that is busy; not known of MIG instances."""
     listing, _ = _listing(["--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits"])
-    found = {}
+    used_mib = {}
     for line in listing.splitlines():
         gpu, _, used = line.partition(",")
         with suppress(ValueError):  # [N/A]
             if float(used) > BUSY_MIB:
-                found[gpu.strip()] = float(used)
-    return found
+                used_mib[gpu.strip()] = float(used)
+    return used_mib

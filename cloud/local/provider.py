@@ -167,7 +167,7 @@ class LocalProvider(ClusterProvider):
         """Take real GPUs for a new instance, disjoint from those of living ones and of other runs; see `_take`."""
         if not self._devices:
             return {}
-        living = [r for r in map(observe, self._instances.glob("*.json")) if r.ended_at is None]
+        living = [record for record in map(observe, self._instances.glob("*.json")) if record.ended_at is None]
         taken = {device for record in living for device in record.devices}
         free = [device for device in self._devices if device not in taken]
         locks = self._take(free, held, self._gpus)
@@ -200,8 +200,8 @@ class LocalProvider(ClusterProvider):
 
     def _others(self) -> list[tuple[str, str]]:
         """Return (owner, GPU) of what other runs have taken."""
-        found = [(gpus.holder(device), device) for device in self._devices]
-        return [(who[0], device) for who, device in found if who is not None and who[1] != str(self._directory)]
+        holders = [(gpus.holder(device), device) for device in self._devices]
+        return [(who[0], device) for who, device in holders if who is not None and who[1] != str(self._directory)]
 
 
 def _status(record: Record) -> InstanceDescription:

@@ -136,9 +136,9 @@ class Broker:
         if not event.fault or returned is None or returned.machine is None:
             return
         blamed = {
-            one.machine.name
-            for one in self.state.tenants[event.tenant]
-            if one.fault and one.machine is not None and (one.ended_at or -math.inf) > event.at - BLAME_S
+            loan.machine.name
+            for loan in self.state.tenants[event.tenant]
+            if loan.fault and loan.machine is not None and (loan.ended_at or -math.inf) > event.at - BLAME_S
         }
         if returned.machine.name in blamed or len(blamed) < MOST_BLAMED:
             returned.fault = event.fault
@@ -259,12 +259,12 @@ class Broker:
 
     def _releases(self, at: float) -> list[PoolCommand]:
         """Release the machines that are lent no more, and are free; not those that the provider takes away for free."""
-        found: list[PoolCommand] = []
+        commands: list[PoolCommand] = []
         for machine in self.state.live.values():
             if machine.retired and not machine.slices and machine.status != "releasing" and machine.left_until <= at:
                 machine.status = "releasing"
-                found.append(Release(machine=machine.name))
-        return found
+                commands.append(Release(machine=machine.name))
+        return commands
 
     # Money.
 

@@ -134,13 +134,7 @@ class Pool:
     # What tenants ask for.
 
     def launch(
-        self,
-        tenant: str,
-        experiment: str,
-        instance: str,
-        gpus: int,
-        lease_s: float,
-        market: Market = "on_demand",
+        self, tenant: str, experiment: str, instance: str, gpus: int, lease_s: float, market: Market = "on_demand"
     ) -> None:
         """Ask for `gpus` GPUs of one machine under the name `instance`; repeated calls ask once.
 
@@ -166,13 +160,13 @@ class Pool:
     def describe(self, tenant: str) -> list[LentInstance]:
         """Return all that a tenant has ever asked for, in order."""
         with self._mutex:
-            self._expire(one for one in self._broker.expiries(self._now()) if one.tenant == tenant)
-            return [lent(one) for one in self._broker.state.tenants.get(tenant, ())]
+            self._expire(expiry for expiry in self._broker.expiries(self._now()) if expiry.tenant == tenant)
+            return [lent(loan) for loan in self._broker.state.tenants.get(tenant, ())]
 
     def waiting(self) -> list[tuple[str, str]]:
         """Return the experiment and instance of each request that waits for a machine, in order."""
         with self._mutex:
-            return [(one.experiment, one.instance) for one in self._broker.state.waiting()]
+            return [(asked.experiment, asked.instance) for asked in self._broker.state.waiting()]
 
     def month_usd(self) -> float:
         """Return the bill of the calendar month (UTC) so far."""
@@ -198,14 +192,14 @@ class Pool:
         `fault`: why its machine is of no use to the tenant, if the machine is to blame.
         """
         with self._mutex:
-            one = self._broker.state.slices.get((tenant, instance))
-            if one is None:
+            asked = self._broker.state.slices.get((tenant, instance))
+            if asked is None:
                 raise ProviderError(f"instance {instance} was never launched in this pool; nothing to release")
             key, lapsed = (tenant, instance), self._broker.lapsed(self._now())
-            self._expire(each for each in lapsed if (each.tenant, each.instance) == key)
-            if one.ended_at is None:
+            self._expire(expiry for expiry in lapsed if (expiry.tenant, expiry.instance) == key)
+            if asked.ended_at is None:
                 self.take_in([SliceReturned(at=self._now(), tenant=tenant, instance=instance, fault=fault)])
-            return lent(one)
+            return lent(asked)
 
     def renew(self, tenant: str, until: float) -> None:
         """Let what a tenant holds stay until `until`."""
@@ -216,10 +210,10 @@ class Pool:
     def leave(self, tenant: str) -> None:
         """Take back all that a tenant holds or waits for. Idempotent."""
         with self._mutex:
-            self._expire(one for one in self._broker.lapsed(self._now()) if one.tenant == tenant)
-            held = [one for one in self._broker.state.held.values() if one.tenant == tenant]
+            self._expire(expiry for expiry in self._broker.lapsed(self._now()) if expiry.tenant == tenant)
+            slices = [loan for loan in self._broker.state.held.values() if loan.tenant == tenant]
             now = self._now()
-            self.take_in([SliceReturned(at=now, tenant=tenant, instance=one.instance) for one in held])
+            self.take_in([SliceReturned(at=now, tenant=tenant, instance=loan.instance) for loan in slices])
 
     def _expire(self, expired: Iterable[LeaseExpired]) -> None:
         """End what expired leases held: it is not billed until the next look, or the tenant's next call."""
@@ -284,8 +278,11 @@ class Pool:
             self._renew_lease()
 
     def _compare(self, status: InstanceDescription) -> None:
-        machine, name = self._broker.state.machines.get(status.instance), status.instance
-        self._take_in_prices(status)
+        name, prices = status.instance, status.hour_prices_usd
+        machine = self._broker.state.machines.get(name)
+        if prices is not None and machine is not None and self._broker.hour_prices(prices) != machine.hour_prices_usd:
+            # An ended machine may get its last prices late.
+            self.take_in([MachinePriced(at=self._now(), machine=name, hour_prices_usd=prices)])
         if machine is None or not machine.is_live:
             if status.ended_at is None:
                 self._execute(Release(machine=name))
@@ -300,12 +297,6 @@ class Pool:
             self.take_in(
                 [*self._broker.expired_before(machine, status.ended_at, now), _ended(status, status.ended_at, now)]
             )
-
-    def _take_in_prices(self, status: InstanceDescription) -> None:
-        """Take in the prices of a machine's hours if they have changed; an ended one may get its last ones late."""
-        prices, machine = status.hour_prices_usd, self._broker.state.machines.get(status.instance)
-        if prices is not None and machine is not None and self._broker.hour_prices(prices) != machine.hour_prices_usd:
-            self.take_in([MachinePriced(at=self._now(), machine=machine.name, hour_prices_usd=prices)])
 
     def _seen_running(self, machine: Machine, status: InstanceDescription, now: float) -> list[PoolEvent]:
         """Return the event of a machine that ran and ended between two looks."""
@@ -423,7 +414,7 @@ class Pool:
             reason = "the pool was closed"
             self.take_in([MachineRetired(at=now, machine=name, reason=reason, at_once=True) for name in names])
             waits = list(self._broker.state.waiting())
-            self.take_in([LeaseExpired(at=now, tenant=one.tenant, instance=one.instance) for one in waits])
+            self.take_in([LeaseExpired(at=now, tenant=asked.tenant, instance=asked.instance) for asked in waits])
         self._provider.close()
         for status in self._provider.describe():
             with self._mutex:
@@ -458,31 +449,31 @@ def _ended(status: InstanceDescription, ended_at: float, now: float) -> MachineE
     )
 
 
-def lent(one: Slice) -> LentInstance:
+def lent(loan: Slice) -> LentInstance:
     """Return a slice as a provider describes an instance."""
-    state: InstanceState = "pending" if one.running_at is None else "running"
-    machine = one.machine
+    state: InstanceState = "pending" if loan.running_at is None else "running"
+    machine = loan.machine
     status = InstanceDescription(
-        instance=one.instance,
-        experiment=one.experiment,
-        state="terminated" if one.ended_at is not None else state,
-        requested_at=one.requested_at,
-        running_at=one.running_at,
-        ended_at=one.ended_at,
-        reason=one.reason,
+        instance=loan.instance,
+        experiment=loan.experiment,
+        state="terminated" if loan.ended_at is not None else state,
+        requested_at=loan.requested_at,
+        running_at=loan.running_at,
+        ended_at=loan.ended_at,
+        reason=loan.reason,
         market="on_demand" if machine is None else machine.market,
         instance_type="" if machine is None else machine.instance_type,
         zone="" if machine is None else machine.zone,
-        price_usd_per_hour=_price_usd_per_hour(one),
+        price_usd_per_hour=_price_usd_per_hour(loan),
         interrupted_at=None if machine is None else machine.warned_at,
-        preempted=one.preempted,
-        sold_out=one.sold_out,
+        preempted=loan.preempted,
+        sold_out=loan.sold_out,
     )
     return LentInstance(status=status, machine=None if machine is None else machine.name)
 
 
-def _price_usd_per_hour(one: Slice) -> float | None:
+def _price_usd_per_hour(loan: Slice) -> float | None:
     """Return the price of a slice: as it began to run, or as it would begin now; None while it waits."""
-    if one.machine is None or one.running_at is not None:
-        return one.usd_per_hour if one.running_at is not None else None
-    return one.machine.price_now_usd_per_hour * one.gpus / one.machine.gpus
+    if loan.machine is None or loan.running_at is not None:
+        return loan.usd_per_hour if loan.running_at is not None else None
+    return loan.machine.price_now_usd_per_hour * loan.gpus / loan.machine.gpus

@@ -127,8 +127,8 @@ class PoolProvider(ClusterProvider):
 
     def head(self) -> Head | None:
         """Return the living head of the pool's cluster, or None."""
-        found = self._pool.head()
-        return None if found is None else replace(found, namespace=self._tenant)
+        head = self._pool.head()
+        return None if head is None else replace(head, namespace=self._tenant)
 
     def ensure_head(self) -> Head:
         """Return the living head of the pool's cluster; start one if there is none. Raises HeadError."""
@@ -169,29 +169,23 @@ class RemotePool:
                 f"pool {self._folder.name} was closed; start it again with `rubberband pool up FILE`, and resume"
             )
         self._ask(
-            "launch",
-            tenant=tenant,
-            experiment=experiment,
-            instance=instance,
-            gpus=gpus,
-            lease_s=lease_s,
-            market=market,
+            "launch", tenant=tenant, experiment=experiment, instance=instance, gpus=gpus, lease_s=lease_s, market=market
         )
 
     def describe(self, tenant: str) -> list[LentInstance]:
         """See `Pool.describe`."""
         if not self._folder.is_up:
             return self._as_closed(tenant)
-        return [_lent(words) for words in self._ask("describe", tenant=tenant)]
+        return [_lent(plain) for plain in self._ask("describe", tenant=tenant)]
 
     def release(self, tenant: str, instance: str, fault: str = "") -> LentInstance:
         """See `Pool.release`."""
         if self._folder.is_up:
             return _lent(self._ask("release", tenant=tenant, instance=instance, fault=fault))
-        found = [one for one in self._as_closed(tenant) if one.status.instance == instance]
-        if not found:
+        ended = [loan for loan in self._as_closed(tenant) if loan.status.instance == instance]
+        if not ended:
             raise ProviderError(f"instance {instance} was never launched in pool {self._folder.name}")
-        return found[0]
+        return ended[0]
 
     def renew(self, tenant: str, until: float) -> None:
         """See `Pool.renew`; asked once, as the next renewal comes soon."""
@@ -205,8 +199,8 @@ class RemotePool:
 
     def head(self) -> Head | None:
         """See `Pool.head`."""
-        words = self._ask("head") if self._folder.is_up else None
-        return None if words is None else Head(**words)
+        plain = self._ask("head") if self._folder.is_up else None
+        return None if plain is None else Head(**plain)
 
     def ensure_head(self) -> Head:
         """See `Pool.ensure_head`."""
@@ -214,8 +208,7 @@ class RemotePool:
 
     def traits(self) -> dict[str, Any]:
         """See `Pool.traits`."""
-        found: dict[str, Any] = self._ask("traits")
-        return found
+        return dict(self._ask("traits"))
 
     def slowness(self, machine: str) -> float:
         """See `Pool.slowness`."""
@@ -227,8 +220,7 @@ class RemotePool:
 
     def status(self) -> dict[str, Any]:
         """Return a snapshot of the pool (see `server.snapshot`)."""
-        found: dict[str, Any] = self._ask("status")
-        return found
+        return dict(self._ask("status"))
 
     def waiting(self) -> list[tuple[str, str]]:
         """Return the experiment and instance of each request that waits for a machine.
@@ -243,8 +235,7 @@ class RemotePool:
 
     def glance(self) -> dict[str, Any]:
         """Return a snapshot of the pool if its broker answers at once. Raises ProviderError; starts no broker."""
-        found: dict[str, Any] = self._once("status", _GLANCE_S)
-        return found
+        return dict(self._once("status", _GLANCE_S))
 
     def closed_month_usd(self, now: float) -> float:
         """Return what a pool that was closed has cost in the month of `now` (Unix time). Raises JournalError."""
@@ -275,12 +266,12 @@ class RemotePool:
         """Ask the broker to end the pool; a broker that died is started first, to end what it left."""
         self._ask("stop")
 
-    def _ask(self, call: str, *, answer_s: float = _ANSWER_S, **words: Any) -> Any:
+    def _ask(self, call: str, *, answer_s: float = _ANSWER_S, **arguments: Any) -> Any:
         """Return the answer; while no broker answers, start one. Raises ProviderError."""
         deadline, started_at = time.monotonic() + PATIENCE_S, -_START_EVERY_S
         while True:
             try:
-                return self._once(call, answer_s, **words)
+                return self._once(call, answer_s, **arguments)
             except BrokerAwayError as error:
                 now = time.monotonic()
                 if now >= deadline:
@@ -298,12 +289,12 @@ class RemotePool:
         except JournalError as error:
             raise NoRecordError(str(error)) from None
 
-    def _once(self, call: str, answer_s: float, **words: Any) -> Any:
+    def _once(self, call: str, answer_s: float, **arguments: Any) -> Any:
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(answer_s)
                 connection.connect(self._folder.address.read_text())
-                connection.sendall(json.dumps({"call": call, **words}).encode() + b"\n")
+                connection.sendall(json.dumps({"call": call, **arguments}).encode() + b"\n")
                 with connection.makefile("rb") as stream:
                     line = stream.readline()
             if not line.endswith(b"\n"):
@@ -326,7 +317,7 @@ class RemotePool:
 
     def _as_closed(self, tenant: str) -> list[LentInstance]:
         self._require_sound_journal()
-        return [lent(one) for one in self._closed().tenants.get(tenant, ()) if one.ended_at is not None]
+        return [lent(loan) for loan in self._closed().tenants.get(tenant, ()) if loan.ended_at is not None]
 
     def _closed(self) -> PoolState:
         broker = Broker()
@@ -372,5 +363,5 @@ def start_broker(folder: PoolFolder) -> None:
     threading.Thread(target=broker.wait, daemon=True, name="pool-broker").start()  # reaps it
 
 
-def _lent(words: dict[str, Any]) -> LentInstance:
-    return LentInstance(status=InstanceDescription(**words["status"]), machine=words["machine"])
+def _lent(plain: dict[str, Any]) -> LentInstance:
+    return LentInstance(status=InstanceDescription(**plain["status"]), machine=plain["machine"])

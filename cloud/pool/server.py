@@ -45,13 +45,13 @@ def snapshot(pool: Pool, name: str) -> dict[str, Any]:
             "started": state.past_machines + len(state.machines),
             "machines": [_machine(machine, now) for machine in state.live.values()],
             "tenants": _tenants(state, now),
-            "waiting": [_slice(one, now) for one in state.waiting()],
+            "waiting": [_slice(asked, now) for asked in state.waiting()],
             "scales": [
                 {"at": scaled_at, "instances": machines, "efficiency": efficiency}
                 for scaled_at, machines, efficiency in state.scales
             ],
             "sizes": [{"at": changed_at, "instances": size} for changed_at, size in _sizes(state)],
-            "loans": [_slice(one, now) for one in state.slices.values() if one.running_at is not None],
+            "loans": [_slice(loan, now) for loan in state.slices.values() if loan.running_at is not None],
             "usd": {
                 "bill": state.bill_usd(now),
                 "lent": state.past_lent_usd + sum(state.lent_usd(now).values()),
@@ -69,11 +69,11 @@ def _sizes(state: PoolState) -> list[tuple[float, int]]:
     ran = [machine for machine in state.machines.values() if machine.running_at is not None]
     changes: dict[float, int] = {}
     for machine in ran:
-        for at, more in ((machine.running_at, 1), (machine.ended_at, -1)):
-            if at is not None:
-                changes[at] = changes.get(at, 0) + more
+        for instant, more in ((machine.running_at, 1), (machine.ended_at, -1)):
+            if instant is not None:
+                changes[instant] = changes.get(instant, 0) + more
     instants = sorted(changes)
-    return list(zip(instants, accumulate(changes[at] for at in instants), strict=True))
+    return list(zip(instants, accumulate(changes[instant] for instant in instants), strict=True))
 
 
 def _machine(machine: Machine, now: float) -> dict[str, Any]:
@@ -84,42 +84,42 @@ def _machine(machine: Machine, now: float) -> dict[str, Any]:
         "gpus": machine.gpus,
         "free_gpus": machine.free_gpus,
         "running_at": machine.running_at,
-        "held_by": sorted({one.experiment for one in machine.slices}),
+        "held_by": sorted({held.experiment for held in machine.slices}),
         "usd": machine.bill_usd(now),
     }
 
 
 def _tenants(state: PoolState, now: float) -> list[dict[str, Any]]:
     """Return each run that has ever held or asked for anything, the latest last."""
-    found = []
+    rows = []
     for tenant, slices in state.tenants.items():
-        held = [one for one in slices if one.ended_at is None]
-        found.append(
+        held = [loan for loan in slices if loan.ended_at is None]
+        rows.append(
             {
                 "tenant": tenant,
                 "experiment": slices[0].experiment,
-                "gpus": sum(one.gpus for one in held if one.machine is not None),
-                "waiting_gpus": sum(one.gpus for one in held if one.machine is None),
+                "gpus": sum(loan.gpus for loan in held if loan.machine is not None),
+                "waiting_gpus": sum(loan.gpus for loan in held if loan.machine is None),
                 "since": slices[0].requested_at,
-                "usd": sum(one.bill_usd(now) for one in slices),
+                "usd": sum(loan.bill_usd(now) for loan in slices),
             }
         )
-    return found
+    return rows
 
 
-def _slice(one: Slice, now: float) -> dict[str, Any]:
+def _slice(loan: Slice, now: float) -> dict[str, Any]:
     return {
-        "tenant": one.tenant,
-        "experiment": one.experiment,
-        "instance": one.instance,
-        "gpus": one.gpus,
-        "machine": None if one.machine is None else one.machine.name,
-        "requested_at": one.requested_at,
-        "running_at": one.running_at,
-        "ended_at": one.ended_at,
-        "was_warm": one.machine is not None and (one.machine.running_at or now) < one.requested_at,
-        "reason": one.reason,
-        "usd": one.bill_usd(now),
+        "tenant": loan.tenant,
+        "experiment": loan.experiment,
+        "instance": loan.instance,
+        "gpus": loan.gpus,
+        "machine": None if loan.machine is None else loan.machine.name,
+        "requested_at": loan.requested_at,
+        "running_at": loan.running_at,
+        "ended_at": loan.ended_at,
+        "was_warm": loan.machine is not None and (loan.machine.running_at or now) < loan.requested_at,
+        "reason": loan.reason,
+        "usd": loan.bill_usd(now),
     }
 
 
@@ -212,8 +212,8 @@ class _Handler(socketserver.StreamRequestHandler):
     def _answer(self, line: bytes) -> dict[str, Any]:
         calls = cast(_PoolServer, self.server).calls
         try:
-            words = json.loads(line)
-            return {"answer": calls[words.pop("call")](**words)}
+            request = json.loads(line)
+            return {"answer": calls[request.pop("call")](**request)}
         except RubberbandError as error:
             return {"error": str(error), "kind": type(error).__name__}
         except Exception as error:

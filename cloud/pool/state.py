@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -154,50 +154,50 @@ class PoolState:
 
     def to_json(self, since: float) -> dict[str, Any]:
         """Return it as JSON values for `from_json`; tenants and machines that ended before `since` are only summed."""
-        kept = {tenant for tenant, slices in self.tenants.items() if any(_is_recent(one, since) for one in slices)}
-        slices = [one for one in self.slices.values() if one.tenant in kept]
-        used = {one.machine.name for one in slices if one.machine is not None}
-        machines = [one for one in self.machines.values() if one.name in used or _is_recent(one, since)]
+        kept = {tenant for tenant, slices in self.tenants.items() if any(_is_recent(loan, since) for loan in slices)}
+        slices = [loan for loan in self.slices.values() if loan.tenant in kept]
+        used = {loan.machine.name for loan in slices if loan.machine is not None}
+        machines = [machine for machine in self.machines.values() if machine.name in used or _is_recent(machine, since)]
         names = {machine.name for machine in machines}
         gone = [machine for machine in self.machines.values() if machine.name not in names]
-        forgotten = [one for one in self.slices.values() if one.tenant not in kept]
+        forgotten = [loan for loan in self.slices.values() if loan.tenant not in kept]
         return {
             "limits": asdict(self.limits),
             "machines": [{**_plain(machine), "slices": []} for machine in machines],
-            "slices": [{**_plain(one), "machine": None if one.machine is None else one.machine.name} for one in slices],
-            "scales": [one for one, after in pairwise([*self.scales, (math.inf,)]) if after[0] >= since],
+            "slices": [{**_plain(loan), "machine": loan.machine and loan.machine.name} for loan in slices],
+            "scales": [scale for scale, after in pairwise([*self.scales, (math.inf,)]) if after[0] >= since],
             "past_machines": self.past_machines + len(gone),
             "past_bill_usd": self.past_bill_usd + math.fsum(machine.bill_usd(math.inf) for machine in gone),
-            "past_lent_usd": self.past_lent_usd + math.fsum(one.bill_usd(math.inf) for one in forgotten),
+            "past_lent_usd": self.past_lent_usd + math.fsum(loan.bill_usd(math.inf) for loan in forgotten),
         }
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> PoolState:
         """Return the state that `to_json` made this of."""
         past = {name: plain[name] for name in ("past_machines", "past_bill_usd", "past_lent_usd")}
-        scales = [(at, machines, efficiency) for at, machines, efficiency in plain.get("scales", ())]
+        scales = [(scaled_at, machines, efficiency) for scaled_at, machines, efficiency in plain.get("scales", ())]
         state = cls(limits=PoolLimits(**plain["limits"]), scales=scales, **past)
-        for words in plain["machines"]:
-            prices = words["hour_prices_usd"]
-            found = Machine(**{**words, "slices": [], "hour_prices_usd": None if prices is None else tuple(prices)})
-            state.machines[found.name] = found
-            if found.is_live:
-                state.live[found.name] = found
-        for words in plain["slices"]:
-            on = words["machine"]
-            one = Slice(**{**words, "machine": None if on is None else state.machines[on]})
-            key = (one.tenant, one.instance)
-            state.slices[key] = one
-            state.tenants.setdefault(one.tenant, []).append(one)
-            if one.ended_at is None:
-                state.held[key] = one
-                if one.machine is not None:
-                    one.machine.slices.append(one)
+        for values in plain["machines"]:
+            prices = values["hour_prices_usd"]
+            machine = Machine(**{**values, "slices": [], "hour_prices_usd": None if prices is None else tuple(prices)})
+            state.machines[machine.name] = machine
+            if machine.is_live:
+                state.live[machine.name] = machine
+        for values in plain["slices"]:
+            on = values["machine"]
+            loan = Slice(**{**values, "machine": None if on is None else state.machines[on]})
+            key = (loan.tenant, loan.instance)
+            state.slices[key] = loan
+            state.tenants.setdefault(loan.tenant, []).append(loan)
+            if loan.ended_at is None:
+                state.held[key] = loan
+                if loan.machine is not None:
+                    loan.machine.slices.append(loan)
         return state
 
     def waiting(self) -> Iterator[Slice]:
         """Yield the requests that wait, in order."""
-        return (one for one in self.held.values() if one.machine is None)
+        return (loan for loan in self.held.values() if loan.machine is None)
 
     def in_use(self) -> int | None:
         """Return the number of machines that the pool uses by its autoscaling; None: as many as are asked for."""
@@ -213,7 +213,7 @@ class PoolState:
 
     def lent_usd(self, at: float) -> dict[str, float]:
         """Return tenant -> its bill by `at`."""
-        return {tenant: math.fsum(one.bill_usd(at) for one in slices) for tenant, slices in self.tenants.items()}
+        return {tenant: math.fsum(loan.bill_usd(at) for loan in slices) for tenant, slices in self.tenants.items()}
 
     def idle_usd(self, at: float) -> float:
         """Return the pool's own cost by `at`: GPUs that no tenant held, minima that were not used up, starts.
@@ -225,10 +225,10 @@ class PoolState:
     def lent_gpu_s(self, at: float) -> dict[str, float]:
         """Return machine -> the time by `at` for which tenants held its GPUs, in GPU seconds."""
         lent: dict[str, float] = {}
-        for one in self.slices.values():
-            if one.machine is not None and one.running_at is not None and one.running_at <= at:
-                until = at if one.ended_at is None else min(at, one.ended_at)
-                lent[one.machine.name] = lent.get(one.machine.name, 0.0) + one.gpus * (until - one.running_at)
+        for loan in self.slices.values():
+            if loan.machine is not None and loan.running_at is not None and loan.running_at <= at:
+                until = at if loan.ended_at is None else min(at, loan.ended_at)
+                lent[loan.machine.name] = lent.get(loan.machine.name, 0.0) + loan.gpus * (until - loan.running_at)
         return lent
 
     def month_usd(self, at: float) -> float:
@@ -250,9 +250,9 @@ class PoolState:
         return math.fsum(machine.bill_usd(until) - machine.bill_usd(begin) for machine in self.live.values())
 
 
-def _is_recent(one: Machine | Slice, since: float) -> bool:
-    return one.ended_at is None or one.ended_at >= since
+def _is_recent(rented: Machine | Slice, since: float) -> bool:
+    return rented.ended_at is None or rented.ended_at >= since
 
 
-def _plain(one: Machine | Slice) -> dict[str, Any]:
-    return {each.name: getattr(one, each.name) for each in fields(one)}
+def _plain(rented: Machine | Slice) -> dict[str, Any]:
+    return {name: getattr(rented, name) for name in rented.__slots__}

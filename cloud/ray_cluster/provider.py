@@ -160,10 +160,9 @@ class RayClusterProvider(ClusterProvider):
 
     def ensure_head(self) -> Head:
         """Return the head. Raises HeadError if it does not answer."""
-        found = self.head()
-        if found is None:
+        if (head := self.head()) is None:
             raise HeadError(f"the Ray cluster at {self._address} does not answer; start it, then resume")
-        return found
+        return head
 
     def launch(self, instance: str, market: Market = "on_demand", *, first_lease_s: float | None = None) -> None:
         """Ask Ray for a placement group on one node, once for repeated calls. It is pending until a node has room.
@@ -194,8 +193,8 @@ class RayClusterProvider(ClusterProvider):
         with self._mutex:
             if any(record.ended_at is None for record in self._records.values()):
                 self._look()
-            found = sorted(self._records.values(), key=lambda record: record.number)
-            return [record.described(self._experiment) for record in found]
+            records = sorted(self._records.values(), key=lambda record: record.number)
+            return [record.described(self._experiment) for record in records]
 
     def _look(self) -> None:
         """Bring the records of living instances up to date."""
@@ -219,7 +218,7 @@ class RayClusterProvider(ClusterProvider):
         """Note that an instance runs on a node, which may have joined for it."""
         running_at = self.clock()
         if node not in {known.node for known in self.nodes}:
-            added = [found for found in self._view().nodes if found.node == node]
+            added = [other for other in self._view().nodes if other.node == node]
             if not self.nodes:
                 self.device = _device(added)
             self.nodes += tuple(added)
@@ -235,7 +234,7 @@ class RayClusterProvider(ClusterProvider):
             raise ProviderError(str(error)) from error
 
     def _patience_s(self) -> float:
-        runs = any(one.running_at is not None and one.ended_at is None for one in self._records.values())
+        runs = any(record.running_at is not None and record.ended_at is None for record in self._records.values())
         return self._wait_s if runs else max(self._wait_s, self._queue_s)
 
     def _give_up(self, record: _Record, waited_s: float) -> None:
@@ -316,11 +315,8 @@ class RayClusterProvider(ClusterProvider):
         self._records[record.name] = record
 
     def _load(self) -> dict[str, _Record]:
-        found = {}
-        for path in self._directory.glob("*.instance.json"):
-            record = _Record(**json.loads(path.read_text()))
-            found[record.name] = record
-        return found
+        paths = self._directory.glob("*.instance.json")
+        return {record.name: record for record in (_Record(**json.loads(path.read_text())) for path in paths)}
 
 
 def _device(nodes: Sequence[ClusterNode]) -> Literal["cpu", "cuda"]:
@@ -333,21 +329,21 @@ def open_cluster(request: ClusterRequest) -> RayClusterProvider:
     Raises InputError if it does not answer, has other versions of Ray or Python, or no node that can be used.
     """
     resources, gpus = request.resources, request.offer.gpus
-    found = view(resolve(resources.address))
-    require_versions(found)
-    part = share(found, resources.model_copy(update={"gpus_per_instance": gpus}))
+    cluster = view(resolve(resources.address))
+    require_versions(cluster)
+    part = share(cluster, resources.model_copy(update={"gpus_per_instance": gpus}))
     grows = resources.provision_delay is not None or resources.max_instances > part.fitting
     return RayClusterProvider(
         request.experiment,
         request.directory,
-        found.address,
+        cluster.address,
         [part.bundle] * gpus,
         run=request.run,
         nodes=part.nodes,
-        avoided=[node.node for node in found.nodes if node.gpus] if resources.slots else (),
+        avoided=[node.node for node in cluster.nodes if node.gpus] if resources.slots else (),
         labels=resources.node_labels,
-        node_s=request.join_s(found.address) if grows else None,
-        on_join=partial(request.on_join, found.address),
+        node_s=request.join_s(cluster.address) if grows else None,
+        on_join=partial(request.on_join, cluster.address),
         not_before=request.not_before,
     )
 
@@ -371,5 +367,5 @@ def _tables() -> Mapping[str, Mapping[str, Any]]:
     """Return id -> what Ray shows of a placement group, for all of the cluster."""
     from ray.util.placement_group import placement_group_table
 
-    found: Mapping[str, Mapping[str, Any]] = placement_group_table()
-    return found
+    table: Mapping[str, Mapping[str, Any]] = placement_group_table()
+    return table

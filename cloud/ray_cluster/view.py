@@ -55,13 +55,13 @@ def resolve(address: str) -> str:
             raise InputError(f"{ADDRESS_VARIABLE}: {error}") from None
     from ray._private.utils import read_ray_address
 
-    found = read_ray_address()
-    if not found:
+    joined = read_ray_address()
+    if not joined:
         raise InputError(
             "resources.address: this machine is a node of no Ray cluster; run `ray start --head` or `ray start "
             f"--address=HOST:6379` first, or give address: HOST:PORT (or {ADDRESS_VARIABLE}){_elsewhere()}"
         )
-    return _reachable(str(found))
+    return _reachable(str(joined))
 
 
 def _elsewhere() -> str:
@@ -69,8 +69,8 @@ def _elsewhere() -> str:
     from ray._private.services import find_gcs_addresses
 
     addresses: frozenset[str] = find_gcs_addresses()  # type: ignore[no-untyped-call]
-    found = sorted(each for each in addresses if not each.startswith(LOOPBACK))
-    return f"; Ray runs here with a --temp-dir of its own, of the cluster at {' or '.join(found)}" if found else ""
+    others = sorted(address for address in addresses if not address.startswith(LOOPBACK))
+    return f"; Ray runs here with a --temp-dir of its own, of the cluster at {' or '.join(others)}" if others else ""
 
 
 def _reachable(address: str) -> str:
@@ -93,7 +93,7 @@ def view(address: str) -> ClusterView:
         if not accessor.connect():
             raise ConnectionError("it does not let this process in")
         table = [node for node in accessor.get_node_table() if node["Alive"]]
-        parsed = [messages.AvailableResources.FromString(each) for each in accessor.get_all_available_resources()]
+        parsed = [messages.AvailableResources.FromString(message) for message in accessor.get_all_available_resources()]
     except AuthenticationError:
         raise InputError(
             f"resources.address: the Ray cluster at {address} asks for a token, and this process has none or another; "
@@ -103,10 +103,10 @@ def view(address: str) -> ClusterView:
         raise InputError(
             f"resources.address: {address} does not answer as the head of a Ray cluster ({_first_line(error)})"
         ) from error
-    free = {each.node_id.hex(): dict(each.resources_available) for each in parsed}
+    free = {message.node_id.hex(): dict(message.resources_available) for message in parsed}
     return ClusterView(
         address=address,
-        nodes=tuple(_node(each, free.get(each["NodeID"], {})) for each in table),
+        nodes=tuple(_node(node, free.get(node["NodeID"], {})) for node in table),
         ray_version=str(metadata.get("ray_version", "")),
         python_version=str(metadata.get("python_version", "")),
     )
@@ -139,39 +139,39 @@ def _first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def require_versions(found: ClusterView) -> None:
+def require_versions(cluster: ClusterView) -> None:
     """Raise InputError if this process has another version of Ray or Python than the cluster."""
     level = os.environ.get("RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL", "patch")
     parts = 2 if level == "minor" else 3
-    ours, theirs = platform.python_version(), found.python_version
+    ours, theirs = platform.python_version(), cluster.python_version
     if theirs and ours.split(".")[:parts] != theirs.split(".")[:parts]:
         raise InputError(
-            f"resources.provider: the Ray cluster at {found.address} runs Python {theirs} and this process {ours}; run "
-            f"rubberband with Python {theirs}, such as on the head"
+            f"resources.provider: the Ray cluster at {cluster.address} runs Python {theirs} and this process {ours}; "
+            f"run rubberband with Python {theirs}, such as on the head"
         )
-    if found.ray_version and (our_ray := version("ray")) != found.ray_version:
+    if cluster.ray_version and (our_ray := version("ray")) != cluster.ray_version:
         raise InputError(
-            f"resources.provider: the Ray cluster at {found.address} runs Ray {found.ray_version} and this process "
-            f"{our_ray}; run `pip install ray=={found.ray_version}` here, or run rubberband on the head"
+            f"resources.provider: the Ray cluster at {cluster.address} runs Ray {cluster.ray_version} and this process "
+            f"{our_ray}; run `pip install ray=={cluster.ray_version}` here, or run rubberband on the head"
         )
 
 
 def rooms(nodes: Sequence[ClusterNode], bundle: Bundle) -> Counter[str]:
     """Return IP address -> bundles that fit on that machine when it is idle; it may run several nodes."""
-    found: Counter[str] = Counter()
+    room: Counter[str] = Counter()
     for node in nodes:
-        found[node.address] += fitting({"GPU": node.gpus, "CPU": node.cpus}, bundle)
-    return found
+        room[node.address] += fitting({"GPU": node.gpus, "CPU": node.cpus}, bundle)
+    return room
 
 
 def share_now(resources: Resources) -> Share:
     """Return the part of the cluster at `resources.address` as it is now. Raises as `view` and `share` do."""
-    found = view(resolve(resources.address))
-    require_versions(found)
-    return share(found, resources)
+    cluster = view(resolve(resources.address))
+    require_versions(cluster)
+    return share(cluster, resources)
 
 
-def share(found: ClusterView, resources: Resources) -> Share:
+def share(cluster: ClusterView, resources: Resources) -> Share:
     """Return the nodes that an experiment may use, and the size of its instances.
 
     Raises InputError if there are none, or none with as many GPUs as it asks for. If there are none now, both sizes in
@@ -180,64 +180,64 @@ def share(found: ClusterView, resources: Resources) -> Share:
     asked, labelled = resources.gpus_per_instance, _labelled(resources)
     may_grow = resources.slots is None and asked is not None and "max_instances" in resources.model_fields_set
     if not may_grow:
-        _require_labels(found, resources)
+        _require_labels(cluster, resources)
     if resources.slots is not None:
-        return _cpu_share(found, resources, resources.slots)
-    nodes = found.usable(resources.node_labels, 1)
+        return _cpu_share(cluster, resources, resources.slots)
+    nodes = cluster.usable(resources.node_labels, 1)
     if not nodes and not may_grow:
         raise InputError(
-            f"resources.provider: the Ray cluster at {found.address} has no GPUs on its "
-            f"{counted(len(found.nodes), 'node')}{labelled}; on CPU nodes, write slots: N (trials side by side on a "
+            f"resources.provider: the Ray cluster at {cluster.address} has no GPUs on its "
+            f"{counted(len(cluster.nodes), 'node')}{labelled}; on CPU nodes, write slots: N (trials side by side on a "
             "node); if it grows by itself, write gpus_per_instance and max_instances"
         )
     if asked is not None and nodes and asked > (largest := max(node.gpus for node in nodes)):
         raise InputError(
-            f"resources.gpus_per_instance: {asked} GPUs are more than a node of the Ray cluster at {found.address} has"
-            f"{labelled} ({largest}); lower it to {largest}"
+            f"resources.gpus_per_instance: {asked} GPUs are more than a node of the Ray cluster at {cluster.address} "
+            f"has{labelled} ({largest}); lower it to {largest}"
         )
     gpus = asked or _commonest([node.gpus for node in nodes])
     has_cpus = bool(nodes) and all(node.cpus >= node.gpus for node in nodes)
     return Share(
-        address=found.address,
+        address=cluster.address,
         gpus_per_instance=gpus,
         bundle={"GPU": 1.0, "CPU": 1.0} if has_cpus else {"GPU": 1.0},  # one CPU, as any Ray worker has
         fitting=sum(node.gpus // gpus for node in nodes),
         nodes=tuple(node for node in nodes if node.gpus >= gpus),
-        line=_line(found, "GPU", nodes, labelled),
+        line=_line(cluster, "GPU", nodes, labelled),
     )
 
 
-def _cpu_share(found: ClusterView, resources: Resources, slots: int) -> Share:
+def _cpu_share(cluster: ClusterView, resources: Resources, slots: int) -> Share:
     """Return the part without GPUs: an instance has the CPUs of the commonest node, in equal parts for its slots."""
     labelled = _labelled(resources)
-    nodes = [node for node in found.usable(resources.node_labels, 0) if node.cpus and not node.gpus]
+    nodes = [node for node in cluster.usable(resources.node_labels, 0) if node.cpus and not node.gpus]
     if not nodes or slots > max(node.cpus for node in nodes):
         most = max((node.cpus for node in nodes), default=0)
         raise InputError(
             f"resources.slots: {slots} need a node without GPUs and with {counted(slots, 'CPU')}, and the Ray cluster "
-            f"at {found.address} has none{labelled} (the largest has {most}); lower slots, or start such a node"
+            f"at {cluster.address} has none{labelled} (the largest has {most}); lower slots, or start such a node"
         )
     cpus = _commonest([node.cpus for node in nodes if node.cpus >= slots]) // slots
     wide = [node for node in nodes if node.cpus >= slots * cpus]
     return Share(
-        address=found.address,
+        address=cluster.address,
         gpus_per_instance=slots,
         bundle={"CPU": float(cpus)},
         fitting=sum(node.cpus // (slots * cpus) for node in wide),
         nodes=tuple(wide),
-        line=_line(found, "CPU", nodes, labelled),
+        line=_line(cluster, "CPU", nodes, labelled),
     )
 
 
-def _require_labels(found: ClusterView, resources: Resources) -> None:
+def _require_labels(cluster: ClusterView, resources: Resources) -> None:
     """Raise InputError if no node has the labels that the file asks for."""
-    if found.usable(resources.node_labels, 0):
+    if cluster.usable(resources.node_labels, 0):
         return
     there = sorted(
-        {f"{key}={value}" for node in found.nodes for key, value in node.labels.items() if key != NODE_LABEL}
+        {f"{key}={value}" for node in cluster.nodes for key, value in node.labels.items() if key != NODE_LABEL}
     )
     raise InputError(
-        f"resources.node_labels: no node of the Ray cluster at {found.address} is one{_labelled(resources)}; "
+        f"resources.node_labels: no node of the Ray cluster at {cluster.address} is one{_labelled(resources)}; "
         f"{'there are ' + ', '.join(there) if there else 'nodes have none'}; correct them, or start nodes with `ray "
         "start --labels=KEY=VALUE`"
     )
@@ -253,16 +253,16 @@ def _commonest(sizes: Sequence[int]) -> int:
     return max(counts, key=lambda size: (counts[size], size))
 
 
-def _line(found: ClusterView, what: str, nodes: Sequence[ClusterNode], labelled: str) -> str:
+def _line(cluster: ClusterView, what: str, nodes: Sequence[ClusterNode], labelled: str) -> str:
     """Return the cluster in words; `nodes` are those that may be used."""
     if not nodes:
-        return f"{found.address}: no node{labelled} with {what}s now"
+        return f"{cluster.address}: no node{labelled} with {what}s now"
     sizes = [(node.gpus, node.accelerator) if what == "GPU" else (node.cpus, "") for node in nodes]
     free = sum(node.free_gpus if what == "GPU" else node.free_cpus for node in nodes)
     counts = Counter(sizes)
     parts = " + ".join(
         f"{counted(counts[size, kind], 'node')} x {counted(size, what)}{kind and f' ({kind})'}"
-        for size, kind in sorted(counts, key=lambda each: (-each[0], each[1]))
+        for size, kind in sorted(counts, key=lambda pair: (-pair[0], pair[1]))
     )
     busy = " (the plan counts on all of them)" if free < sum(size for size, _ in sizes) else ""
-    return f"{found.address}: {parts}{labelled}, {free} free now{busy}"
+    return f"{cluster.address}: {parts}{labelled}, {free} free now{busy}"

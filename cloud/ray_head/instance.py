@@ -31,7 +31,7 @@ from typing import IO, Any
 
 from rubberband.cloud.clock import ExperimentClock
 from rubberband.errors import InputError, ProviderError
-from rubberband.files import EXCLUSIVE, private, try_lock, write_atomically
+from rubberband.files import EXCLUSIVE, locked, private, try_lock, write_atomically
 
 EXPERIMENT_TAG = "RUBBERBAND_EXPERIMENT"
 DIRECTORY_TAG = "RUBBERBAND_DIRECTORY"
@@ -104,15 +104,7 @@ def lock(path: Path, wait_s: float = 0.0) -> Iterator[bool]:
     Raises InputError if its file system has no locks.
     """
     with open(path.with_suffix(".lock"), "a", opener=private) as file:
-        deadline = time.monotonic() + wait_s
-        while True:
-            if try_lock(file, EXCLUSIVE):
-                yield True
-                return
-            if time.monotonic() >= deadline:
-                yield False
-                return
-            time.sleep(0.01)
+        yield locked(file, EXCLUSIVE, wait_s)
 
 
 def release_marker(path: Path) -> Path:
@@ -124,13 +116,13 @@ def tagged(directory: str, name: str | None = None) -> list[Any]:
     """Return the processes (psutil.Process) of instance `name`, or of all, of the provider at `directory`."""
     import psutil  # here, so that an instance loads it only when it ends
 
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             environment = process.environ()
             if environment.get(DIRECTORY_TAG) == directory and name in (None, environment.get(INSTANCE_TAG)):
-                found.append(process)
-    return [process for process in found if process.pid != os.getpid()]
+                processes.append(process)
+    return [process for process in processes if process.pid != os.getpid()]
 
 
 def end_tagged(directory: str, name: str) -> list[int]:
@@ -154,10 +146,10 @@ def finish(path: Path, record: Record, *, ended_at: Callable[[], float], reason:
     """
     end_tagged(record.directory, record.name)
     shutil.rmtree(record.temp_dir, ignore_errors=True)  # first: on a full disk it makes room for the record
-    at = ended_at()
-    final = replace(record, ended_at=at, reason=reason)
+    now = ended_at()
+    final = replace(record, ended_at=now, reason=reason)
     with contextlib.suppress(OSError):
-        save(path, final, at)
+        save(path, final, now)
     return final
 
 
@@ -185,11 +177,11 @@ def _lease_ends_at(record: Record, lease: Path) -> float:
 
 def cores() -> int:
     """Return the number of cores that this process may use, within its control group's quota; at least 1."""
-    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):  # no such file: no quota; "max": likewise
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        found = min(found, int(quota) // int(period))
-    return max(1, found)
+        count = min(count, int(quota) // int(period))
+    return max(1, count)
 
 
 def crowding() -> float:
@@ -231,10 +223,10 @@ def last_words(log: Path, temp_dir: str) -> str:
     for who in ("gcs_server", "raylet"):
         for kind in ("err", "out"):
             for line in _tail(Path(temp_dir) / "session_latest" / "logs" / f"{who}.{kind}"):
-                found = _SEVERE.match(line)
-                if found and _TELLING.search(found["said"]):
-                    rank = "E" if found["severity"] == "E" else "F"
-                    severe[rank] = f"{who}: {found['said']}"
+                match = _SEVERE.match(line)
+                if match and _TELLING.search(match["said"]):
+                    rank = "E" if match["severity"] == "E" else "F"
+                    severe[rank] = f"{who}: {match['said']}"
     said = _tail(log)
     raised = [line for line in said if _RAISED.fullmatch(line)]
     last = _LOGGED.sub("", (raised or said or [""])[-1])
@@ -257,13 +249,7 @@ class Guard:
     """One instance from its start to its end."""
 
     def __init__(
-        self,
-        path: Path,
-        record: Record,
-        lease: Path,
-        lease_s: float,
-        stop: threading.Event,
-        clock: Callable[[], float],
+        self, path: Path, record: Record, lease: Path, lease_s: float, stop: threading.Event, clock: Callable[[], float]
     ) -> None:
         self._path = path
         self._clock = clock

@@ -149,12 +149,7 @@ def ensure_token(path: Path) -> Path:
 
 
 def environment(
-    base: Mapping[str, str],
-    token_path: Path,
-    tags: Mapping[str, str],
-    devices: Sequence[str],
-    *,
-    host: str = LOOPBACK,
+    base: Mapping[str, str], token_path: Path, tags: Mapping[str, str], devices: Sequence[str], *, host: str = LOOPBACK
 ) -> dict[str, str]:
     """Return the environment of a node: the driver's without Ray's variables, plus our settings, tags and GPUs.
 
@@ -191,8 +186,8 @@ def free_port(host: str = LOOPBACK) -> int:
                 if error.errno != errno.EADDRINUSE:
                     raise
             else:
-                found: int = listener.getsockname()[1]
-                return found
+                free: int = listener.getsockname()[1]
+                return free
     raise OSError(errno.EADDRINUSE, f"no TCP port of {host} is free")
 
 
@@ -286,31 +281,21 @@ class Guards:
             guard.INSTANCE_TAG: record.name,
             **self.variables,
         }
+        host = record.address.rpartition(":")[0]
+        arguments = (path, self.lease, self._lease_s, self._clock.booted_at, self._starts)
         with self._mutex:
             if self._closed:
                 raise ProviderError(f"the provider of experiment {self._experiment} is closed; open a new one")
-            self._processes.append(
-                subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-P",
-                        guard.__file__,
-                        str(path),
-                        str(self.lease),
-                        str(self._lease_s),
-                        repr(self._clock.booted_at),
-                        str(self._starts),
-                    ],
-                    env=environment(
-                        os.environ, self._token_path, tags, record.devices, host=record.address.rpartition(":")[0]
-                    ),
-                    pass_fds=held,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
+            process = subprocess.Popen(
+                [sys.executable, "-P", guard.__file__, *map(str, arguments)],
+                env=environment(os.environ, self._token_path, tags, record.devices, host=host),
+                pass_fds=held,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
             )
+            self._processes.append(process)
 
     def reap(self) -> None:
         """Forget processes that ended, so that none stays a zombie."""

@@ -27,13 +27,13 @@ _WORKER_SCRIPT = "RUBBERBAND_WORKER_SCRIPT"
 _LOOK_S = 0.5
 
 
-def main(words: Sequence[str]) -> None:
+def main(argv: Sequence[str]) -> None:
     """Start the node that `words` describe, and end when it does."""
     try:
-        start = _prepared(_parse(words))
+        start = _prepared(_parse(argv))
     except (AttributeError, ImportError, TypeError) as error:  # nothing was started yet
         print(f"plain ray start, as this is another Ray: {type(error).__name__}: {error}", flush=True)
-        os.execv(sys.executable, [sys.executable, "-m", "ray.scripts.scripts", *words])
+        os.execv(sys.executable, [sys.executable, "-m", "ray.scripts.scripts", *argv])
     node = start()
     print("Ray runtime started.", flush=True)  # as `ray start` does: see `instance.STARTED`
     while not (dead := node.dead_processes()):
@@ -44,7 +44,7 @@ def main(words: Sequence[str]) -> None:
     os._exit(1)
 
 
-def _parse(words: Sequence[str]) -> argparse.Namespace:
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="ray")
     parser.add_argument("start")
     for name in ("block", "head", "no-monitor"):
@@ -53,7 +53,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(f"--{name}")
     for name in ("port", "num-cpus", "num-gpus", "object-store-memory"):
         parser.add_argument(f"--{name}", type=int)
-    return parser.parse_args(words)
+    return parser.parse_args(argv)
 
 
 def _prepared(chosen: argparse.Namespace) -> Callable[[], Any]:

@@ -27,13 +27,13 @@ _PATIENCE_S = 120.0
 """Time limit for the server's imports; the worker's own would take as long."""
 
 
-def main(words: Sequence[str]) -> None:
+def main(argv: Sequence[str]) -> None:
     """Let the fork server start the worker, or else run Ray's script."""
     script = os.environ[WORKER_SCRIPT]
-    if is_forked([script, *words], (0, 1, 2)):
+    if is_forked([script, *argv], (0, 1, 2)):
         return
     flags = ["-S"] * sys.flags.no_site + ["-s"] * sys.flags.no_user_site
-    os.execv(sys.executable, [sys.executable, *flags, script, *words])
+    os.execv(sys.executable, [sys.executable, *flags, script, *argv])
 
 
 def is_forked(argv: Sequence[str], streams: Sequence[int], program: Mapping[str, str] | None = None) -> bool:
@@ -71,8 +71,8 @@ def _send(
 
 def peer_uid(connection: socket.socket) -> int:
     """Return the user id of the other end."""
-    found: int = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
-    return found
+    uid: int = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+    return uid
 
 
 if __name__ == "__main__":
