@@ -48,17 +48,16 @@ def fit(trainer: Any, model: Any, *data: Any, **words: Any) -> None:
         if resumed is not None:
             words = {**words, "ckpt_path": str(resumed / _FILE), "weights_only": False}
         trainer.fit(model, *data, **words)
-    if not _is_trained(trainer):
-        return
-    raise ValueError(
-        f"the Trainer has ended after {trainer.current_epoch} epochs, and the search continues; set max_epochs to the "
-        "scheduler's max_t"
-    )
+    if _is_trained(trainer):
+        raise ValueError(
+            f"the Trainer has ended after {trainer.current_epoch} epochs, and the search continues; set max_epochs to "
+            "the scheduler's max_t"
+        )
 
 
 def _package(trainer: Any) -> str:
     """Return the package that the Trainer is from, one of `PACKAGES`; empty: it is no Trainer of Lightning."""
-    places = [each.__module__ for each in type(trainer).__mro__ if each.__name__ == "Trainer"]
+    places = [base.__module__ for base in type(trainer).__mro__ if base.__name__ == "Trainer"]
     return next((package for package in PACKAGES if any(place.startswith(package) for place in places)), "")
 
 
@@ -108,17 +107,17 @@ def _take_gang(trainer: Any) -> None:
         )
     here, workers = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
     machines = workers // here
-    found = f"devices={trainer.num_devices} and num_nodes={trainer.num_nodes}"
+    sizes = f"devices={trainer.num_devices} and num_nodes={trainer.num_nodes}"
     is_sized = (trainer.num_devices, trainer.num_nodes) == (here, machines)
     if not is_single and type(strategy) is not strategies.DDPStrategy:
         if not is_sized:
             raise ValueError(
-                f"{type(strategy).__name__} has {found}, and the gang has {here} and {machines}; use strategy='ddp', "
+                f"{type(strategy).__name__} has {sizes}, and the gang has {here} and {machines}; use strategy='ddp', "
                 "which can be resized"
             )
         return
     if not is_single and not is_sized:
-        trainer_files.remark(f"the Trainer has {found}, and its gang {here} and {machines}, which it takes")
+        trainer_files.remark(f"the Trainer has {sizes}, and its gang {here} and {machines}, which it takes")
     if is_single:
         # Not in a gang of one either: without DDP the order of the samples would be another one.
         strategy = strategies.DDPStrategy(accelerator=strategy.accelerator, precision_plugin=strategy.precision_plugin)
@@ -161,21 +160,21 @@ def _keep_files(trainer: Any, folder: Path, resumed: Path | None) -> None:
     """
     import shutil
 
-    for number, each in enumerate(each for each in trainer.callbacks if _is_model_checkpoint(each)):
-        name = Path(each.dirpath).name if each.dirpath else f"checkpoints-{number}"
-        place = folder / (_KEPT if each.monitor else "latest") / name
-        if each.dirpath is not None:
+    for number, checkpoint in enumerate(filter(_is_model_checkpoint, trainer.callbacks)):
+        name = Path(checkpoint.dirpath).name if checkpoint.dirpath else f"checkpoints-{number}"
+        place = folder / (_KEPT if checkpoint.monitor else "latest") / name
+        if checkpoint.dirpath is not None:
             trainer_files.remark(
-                f"ModelCheckpoint(dirpath={each.dirpath!r}) writes into the trial's checkpoint instead"
+                f"ModelCheckpoint(dirpath={checkpoint.dirpath!r}) writes into the trial's checkpoint instead"
             )
-        each.dirpath = str(place)
+        checkpoint.dirpath = str(place)
         before = None if resumed is None else resumed / _KEPT / name
         if before is not None and before.is_dir():
             shutil.copytree(before, place)
 
 
 def _is_model_checkpoint(callback: Any) -> bool:
-    return any(each.__name__ == "ModelCheckpoint" for each in type(callback).__mro__)
+    return any(base.__name__ == "ModelCheckpoint" for base in type(callback).__mro__)
 
 
 def _move(state: dict[str, Any], folder: str) -> None:
@@ -206,9 +205,9 @@ def _reporter(trainer: Any, folder: Path, resumed: Path | None) -> Any:
             self._reported = 0
 
         def on_load_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
-            for each in trainer.callbacks:
-                if _is_model_checkpoint(each) and each.state_key in checkpoint["callbacks"]:
-                    _move(checkpoint["callbacks"][each.state_key], each.dirpath)
+            for callback in trainer.callbacks:
+                if _is_model_checkpoint(callback) and callback.state_key in checkpoint["callbacks"]:
+                    _move(checkpoint["callbacks"][callback.state_key], callback.dirpath)
 
         def on_train_start(self, trainer: Any, module: Any) -> None:
             self._reported = trainer.current_epoch
@@ -224,11 +223,11 @@ def _reporter(trainer: Any, folder: Path, resumed: Path | None) -> Any:
             elif trainer.current_epoch > self._reported:
                 # A checkpoint is as that of a whole epoch: the next one has not begun.
                 progress = trainer.fit_loop.epoch_progress
-                for each in (progress.current, progress.total):
-                    each.ready -= 1
+                for count in (progress.current, progress.total):
+                    count.ready -= 1
                 self._report(is_last=False)
-                for each in (progress.current, progress.total):
-                    each.ready += 1
+                for count in (progress.current, progress.total):
+                    count.ready += 1
 
         def on_train_end(self, trainer: Any, module: Any) -> None:
             if trainer.current_epoch > self._reported:
@@ -281,9 +280,9 @@ def _restore_random_states(resumed: Path | None) -> None:
     import torch
 
     assert resumed is not None
-    found = torch.load(resumed / _RANDOM, weights_only=False)
+    by_rank = torch.load(resumed / _RANDOM, weights_only=False)
     rank = int(os.environ.get("RANK", "0"))
-    states = found[rank] if rank < len(found) else found[0]
+    states = by_rank[rank] if rank < len(by_rank) else by_rank[0]
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["torch"])

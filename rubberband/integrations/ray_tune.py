@@ -63,8 +63,8 @@ class Tuner:
     ) -> None:
         plain = unwrapped(trainable)
         limits = words.get("constraints", {})
-        found = words_of(param_space or {}, tune_config, run_config, limits)
-        self._notes = found.notes
+        translated = words_of(param_space or {}, tune_config, run_config, limits)
+        self._notes = translated.notes
         shared = trials_per_gpu(plain.resources, plain.name)
         resources = {
             "gpus_per_trial": {"min": 1, "max": 1},
@@ -75,16 +75,16 @@ class Tuner:
         if isinstance(plain.target, type) and (checked.gpus_per_trial.most or 2) > 1:
             raise InputError(f"{plain.name} trains on one GPU; leave resources.gpus_per_trial out")
         check_resources(plain.resources, plain.name, checked)
-        self._trainable = trial_of(plain, found.stop, _checkpoint_every(run_config, plain))
+        self._trainable = trial_of(plain, translated.stop, _checkpoint_every(run_config, plain))
         self._fail_fast = getattr(getattr(run_config, "failure_config", None), "fail_fast", False)
-        name = name_of(run_config, plain.name, datetime.datetime.now(), found.notes)
+        name = name_of(run_config, plain.name, datetime.datetime.now(), translated.notes)
         self._words = {
             "name": name,
             "verbose": _verbose(run_config),
             **words,
-            "search": {**found.search, **words.get("search", {})},
-            "constraints": {**found.constraints, **limits},
-            "resources": {**_with_tune(resources), **most_instances(found.max_concurrent, checked)},
+            "search": {**translated.search, **words.get("search", {})},
+            "constraints": {**translated.constraints, **limits},
+            "resources": {**_with_tune(resources), **most_instances(translated.max_concurrent, checked)},
         }
         if "name" not in words and (free := self._folder().next_free()).name != name:
             self._notes.append(f"{name} is the name of an earlier experiment; this one is {free.name}")
@@ -105,7 +105,7 @@ class Tuner:
         if self._words["verbose"]:
             for line in self._notes:
                 print(line, file=sys.stderr)
-        failing = [each for each in self._words.get("callbacks", ()) if isinstance(each, FailFast)]
+        failing = [callback for callback in self._words.get("callbacks", ()) if isinstance(callback, FailFast)]
         result = rubberband.tune(self._trainable, **self._words)
         if str(self._fail_fast).lower() == "raise" and failing and failing[0].failure is not None:
             raise RuntimeError(failing[0].failure)
@@ -142,8 +142,8 @@ def _resources(words: Mapping[str, Any]) -> Resources:
     try:
         return Resources(**words)
     except ValidationError as error:
-        found = word_error(error)
-        raise WordError(("resources", *found.path), found.reason) from None
+        named = word_error(error)
+        raise WordError(("resources", *named.path), named.reason) from None
 
 
 def _with_tune(resources: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,11 +234,11 @@ class ResultGrid:
         metric, mode = metric or result.metric, mode or result.mode
         if (metric, mode) == (result.metric, result.mode) and result.best is not None:
             return self._trials[result.trials.index(result.best)]
-        found = [each for each in self._trials if metric in each.trial.metrics]
-        if not found:
+        reporting = [outcome for outcome in self._trials if metric in outcome.trial.metrics]
+        if not reporting:
             raise InputError(f"no trial has reported {metric!r}; see the metrics of the trials in get_dataframe()")
         sign = 1 if mode == "min" else -1
-        return min(found, key=lambda each: sign * each.trial.metrics[metric])
+        return min(reporting, key=lambda outcome: sign * outcome.trial.metrics[metric])
 
     def get_dataframe(self) -> pandas.DataFrame:
         """Return a row for each trial: `Result.to_dataframe`."""
@@ -247,7 +247,7 @@ class ResultGrid:
     @property
     def errors(self) -> list[str]:
         """Why trials failed."""
-        return [each.error for each in self if each.error is not None]
+        return [outcome.error for outcome in self if outcome.error is not None]
 
     @property
     def num_errors(self) -> int:

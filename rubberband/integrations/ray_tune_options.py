@@ -66,7 +66,7 @@ def check_fields(config: Any) -> None:
 
 
 @dataclasses.dataclass(kw_only=True)
-class Found:
+class Translated:
     """The meaning of Ray Tune's objects, in RubberBand's words."""
 
     search: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -79,33 +79,33 @@ class Found:
     """Lines to show before the run."""
 
 
-def words_of(space: Mapping[str, Any], tune_config: Any, run_config: Any, limits: Mapping[str, Any]) -> Found:
+def words_of(space: Mapping[str, Any], tune_config: Any, run_config: Any, limits: Mapping[str, Any]) -> Translated:
     """Return the words for the configs, which may be None. `limits` are the caller's constraints.
 
     Raises InputError for a word without a counterpart.
     """
     check_fields(tune_config)
     check_fields(run_config)
-    found = Found()
+    translated = Translated()
     failure = getattr(run_config, "failure_config", None)
     check_fields(failure)
     if (retries := getattr(failure, "max_failures", 0)) or getattr(failure, "fail_fast", False):
         if retries < 0:
             raise refused(f"FailureConfig(max_failures={retries})")
-        found.constraints["max_failures"] = retries
+        translated.constraints["max_failures"] = retries
     if (budget := getattr(tune_config, "time_budget_s", None)) is not None:
         seconds = budget.total_seconds() if isinstance(budget, datetime.timedelta) else budget
-        found.constraints["deadline"] = f"{seconds}s"
-    iterations = _read_stop(getattr(run_config, "stop", None), found)
-    searcher = _searcher_of(tune_config, found)
-    _fill_search(dict(space), tune_config, searcher, iterations, {**found.constraints, **limits}, found)
-    return found
+        translated.constraints["deadline"] = f"{seconds}s"
+    iterations = _read_stop(getattr(run_config, "stop", None), translated)
+    searcher = _searcher_of(tune_config, translated)
+    _fill_search(dict(space), tune_config, searcher, iterations, {**translated.constraints, **limits}, translated)
+    return translated
 
 
 # The rules that end trials.
 
 
-def _read_stop(stop: Any, found: Found) -> int | None:
+def _read_stop(stop: Any, translated: Translated) -> int | None:
     """Take over `RunConfig(stop=...)`; return the most iterations of a trial, None if it does not say."""
     thresholds: dict[str, Any] = {}
     functions: list[Callable[..., Any]] = []
@@ -117,7 +117,7 @@ def _read_stop(stop: Any, found: Found) -> int | None:
         elif kind == "MaximumIterationStopper":
             most.append(rule._max_iter)
         elif kind == "TimeoutStopper":
-            found.constraints["deadline"] = f"{rule._timeout_seconds}s"
+            translated.constraints["deadline"] = f"{rule._timeout_seconds}s"
         elif kind == "FunctionStopper":
             functions.append(_stateless(rule._fn))
         elif callable(rule) and not hasattr(rule, "stop_all"):
@@ -125,7 +125,7 @@ def _read_stop(stop: Any, found: Found) -> int | None:
         elif kind != "NoopStopper":
             raise refused(f"RunConfig(stop={kind}(...))")
     if thresholds or functions:
-        found.stop = Stop(thresholds, tuple(functions))
+        translated.stop = Stop(thresholds, tuple(functions))
     return min(most) if most else None
 
 
@@ -133,9 +133,9 @@ def _rules(stop: Any) -> list[Any]:
     if stop is None:
         return []
     if type(stop).__name__ == "CombinedStopper":
-        return [rule for each in stop._stoppers for rule in _rules(each)]
+        return [rule for inner in stop._stoppers for rule in _rules(inner)]
     if isinstance(stop, list | tuple):
-        return [rule for each in stop for rule in _rules(each)]
+        return [rule for inner in stop for rule in _rules(inner)]
     return [stop]
 
 
@@ -146,15 +146,15 @@ _COUNTED_BY_TUNE = (
 
 
 def _thresholds(rule: Mapping[str, Any], most: list[int]) -> dict[str, Any]:
-    found = dict(rule)
-    if (iterations := found.pop("training_iteration", None)) is not None:
+    thresholds = dict(rule)
+    if (iterations := thresholds.pop("training_iteration", None)) is not None:
         if isinstance(iterations, bool) or not isinstance(iterations, int | float) or iterations < 1:
             raise refused(f"RunConfig(stop={{'training_iteration': {shown(iterations)}}})")
         most.append(math.ceil(iterations))
-    for metric, threshold in found.items():
+    for metric, threshold in thresholds.items():
         if metric in _COUNTED_BY_TUNE or not isinstance(threshold, int | float):
             raise refused(f"RunConfig(stop={{{metric!r}: {shown(threshold)}}})")
-    return found
+    return thresholds
 
 
 def _stateless(function: Any) -> Any:
@@ -168,7 +168,7 @@ def _stateless(function: Any) -> Any:
 # The search.
 
 
-def _searcher_of(config: Any, found: Found) -> Any:
+def _searcher_of(config: Any, translated: Translated) -> Any:
     """Return the searcher without its limiter, whose limit is taken over."""
     searcher: Any = getattr(config, "search_alg", None)
     if isinstance(searcher, str):
@@ -181,7 +181,7 @@ def _searcher_of(config: Any, found: Found) -> Any:
             raise refused("ConcurrencyLimiter(batch=True)")
         searcher = searcher.searcher
     given = [limit for limit in limits if limit]
-    found.max_concurrent = min(given) if given else None
+    translated.max_concurrent = min(given) if given else None
     return searcher
 
 
@@ -191,41 +191,41 @@ def _fill_search(
     searcher: Any,
     iterations: int | None,
     limits: Mapping[str, Any],
-    found: Found,
+    translated: Translated,
 ) -> None:
     scheduler = getattr(config, "scheduler", None)
     if isinstance(scheduler, str):
         from ray import tune
 
         scheduler = tune.create_scheduler(scheduler)
-    by, points, space = _sampler(searcher, space)
+    sampling, points, space = _sampler(searcher, space)
     num_samples = getattr(config, "num_samples", 1)
-    learns = by.get("sampler", {}).get("type") == "optuna"
+    learns = sampling.get("sampler", {}).get("type") == "optuna"
     space, points, trials = _with_grids(space, points, num_samples, learns)
-    objective = _objective(config, scheduler, searcher, found)
+    objective = _objective(config, scheduler, searcher, translated)
     by_scheduler = _scheduler(scheduler, trials, iterations, limits)
     if by_scheduler.get("max_t") == "auto":
-        found.notes.append(
+        translated.notes.append(
             "nothing says how long a trial trains: the plan counts on as long as the limits allow; "
             "RunConfig(stop={'training_iteration': N}) says it"
         )
     if "also" in objective:
-        by["sampler"]["multi_objective"] = True
-    found.search = {
+        sampling["sampler"]["multi_objective"] = True
+    translated.search = {
         "space": space,
         **objective,
         "scheduler": by_scheduler,
         **({"points_to_evaluate": points} if points else {}),
-        **by,
+        **sampling,
     }
 
 
-def _objective(config: Any, scheduler: Any, searcher: Any, found: Found) -> dict[str, Any]:
+def _objective(config: Any, scheduler: Any, searcher: Any, translated: Translated) -> dict[str, Any]:
     """Return `metric` and `mode`, and the further metrics of a multi-objective search as `also`."""
     owners = [(config, "metric", "mode"), (scheduler, "_metric", "_mode"), (searcher, "_metric", "_mode")]
     metrics = [getattr(owner, metric, None) for owner, metric, _ in owners]
     modes = [getattr(owner, mode, None) for owner, _, mode in owners]
-    metric, mode = next((each for each in metrics if each), None), next((each for each in modes if each), None)
+    metric, mode = next(filter(None, metrics), None), next(filter(None, modes), None)
     if metric is None or mode is None:
         raise InputError("the search has no metric or mode; write tune.TuneConfig(metric=..., mode='min' or 'max')")
     if isinstance(metric, str):
@@ -233,8 +233,8 @@ def _objective(config: Any, scheduler: Any, searcher: Any, found: Found) -> dict
     named, ways = list(metric), list(mode) if isinstance(mode, list | tuple) else [mode] * len(metric)
     if len(named) != len(ways):
         raise refused(f"a search of {len(named)} metrics and {len(ways)} modes")
-    found.notes.append(f"{named[0]} ranks the trials; the sampler learns from {' and '.join(named)} alike")
-    also = [{"metric": one, "mode": way} for one, way in zip(named[1:], ways[1:], strict=True)]
+    translated.notes.append(f"{named[0]} ranks the trials; the sampler learns from {' and '.join(named)} alike")
+    also = [{"metric": name, "mode": way} for name, way in zip(named[1:], ways[1:], strict=True)]
     return {"metric": named[0], "mode": ways[0], "also": also}
 
 
@@ -368,8 +368,8 @@ def _optuna_sampler(sampler: Any) -> dict[str, str]:
     kind = type(sampler).__name__
     if kind not in _SAMPLERS:
         raise refused(f"OptunaSearch(sampler={kind}(...))")
-    one, other = type(sampler)(), type(sampler)()
-    for name, value in vars(one).items():
+    default, other = type(sampler)(), type(sampler)()
+    for name, value in vars(default).items():
         if vars(other)[name] == value and vars(sampler).get(name) != value:
             raise refused(f"{kind}({name.lstrip('_')}=...)")
     if getattr(getattr(sampler, "_rng", None), "_rng", None) is not None:
@@ -404,29 +404,24 @@ def check_resources(request: Any, name: str, resources: Resources) -> None:
     """Raise InputError unless a trial of one worker process on one slot of `resources` has what it asks for."""
     if request is None:
         return
-    at = f"tune.with_resources({name}, ...)"
+    where = f"tune.with_resources({name}, ...)"
     bundles = getattr(request, "bundles", None)
     if bundles is None or len(bundles) > 1:
-        raise refused(f"{at} with a function or several bundles")
+        raise refused(f"{where} with a function or several bundles")
     asked = {key: value for key, value in (bundles[0] if bundles else {}).items() if value}
     gpus, cpus = asked.pop("GPU", 0), asked.pop("CPU", 0)
     if asked:
-        raise refused(f"{next(iter(asked))} of {at}")
+        raise refused(f"{next(iter(asked))} of {where}")
     if gpus > 1:
-        raise InputError(f"{at} asks for {gpus:g} GPUs; ask for 1, or write a rubberband.TorchTrial for several")
-    for instance_type, vcpus in _vcpus(resources) if cpus > 1 else ():
-        if cpus > vcpus:
+        raise InputError(f"{where} asks for {gpus:g} GPUs; ask for 1, or write a rubberband.TorchTrial for several")
+    table = table_of(resources) if cpus > 1 else {}
+    for offer in offers(resources) if cpus > 1 else ():
+        vcpus = table[offer.instance_type].vcpus if offer.instance_type in table else None
+        if vcpus is not None and cpus > vcpus / offer.slots:
             raise InputError(
-                f"{at} asks for {cpus:g} CPUs, and a trial on {instance_type} has {vcpus:g}; ask for that, or "
-                "choose another instance_type"
+                f"{where} asks for {cpus:g} CPUs, and a trial on {offer.instance_type} has {vcpus / offer.slots:g}; "
+                "ask for that, or choose another instance_type"
             )
-
-
-def _vcpus(resources: Resources) -> list[tuple[str, float]]:
-    """Return the instance types whose CPUs are known, with those of each slot."""
-    table, rented = table_of(resources), offers(resources)
-    known = [(offer, table[offer.instance_type].vcpus) for offer in rented if offer.instance_type in table]
-    return [(offer.instance_type, vcpus / offer.slots) for offer, vcpus in known if vcpus is not None]
 
 
 def most_instances(limit: int | None, resources: Resources) -> dict[str, int]:
@@ -436,11 +431,11 @@ def most_instances(limit: int | None, resources: Resources) -> dict[str, int]:
     if resources.pool is not None:
         raise refused(f"max_concurrent={limit} in a pool")
     slots = max(offer.slots for offer in offers(resources))
-    each = "one" if resources.trials_per_gpu == 1 else str(resources.trials_per_gpu)
+    trials = "one" if resources.trials_per_gpu == 1 else str(resources.trials_per_gpu)
     if limit < slots:
         raise InputError(
-            f"max_concurrent={limit}: an instance trains {counted(slots, 'trial')} at once, {each} on each GPU; choose "
-            f"an instance_type with fewer GPUs, or leave it out"
+            f"max_concurrent={limit}: an instance trains {counted(slots, 'trial')} at once, {trials} on each GPU; "
+            "choose an instance_type with fewer GPUs, or leave it out"
         )
     return {"max_instances": min(resources.max_instances, limit // slots)}
 
@@ -458,10 +453,7 @@ def name_of(run_config: Any, trainable: str, now: datetime.datetime, notes: list
 
 _TRIES = 200
 """Random calls that compare the space with the function."""
-
-
 _MOST_CALLS = 2000
-
 
 Distributions = dict[str, Any]
 
@@ -510,10 +502,10 @@ class _Traced:
             self.constants = dict(constants)
         elif dict(constants) != self.constants:
             raise InputError(f"{self._name} returns other constants for other trials; suggest them instead")
-        for each, distribution in trial.distributions.items():
-            if self._known.setdefault(each, distribution) != distribution:
+        for name, distribution in trial.distributions.items():
+            if self._known.setdefault(name, distribution) != distribution:
                 raise InputError(
-                    f"{self._name}: {each} has other bounds for other trials; give it another name in each case"
+                    f"{self._name}: {name} has other bounds for other trials; give it another name in each case"
                 )
         return dict(trial.distributions), dict(trial.params)
 
@@ -526,7 +518,7 @@ class _Traced:
             if name not in known and hasattr(asked[name], "choices")
         }
         for name, by_value in options.items():
-            every = [set(each) for _, each in by_value]
+            every = [set(distributions) for _, distributions in by_value]
             if set.intersection(*every) != set.union(*every):
                 return self._branching(fixed, known, name, by_value)
         return {name: self._domain(name, asked[name]) for name in asked if name not in known}
@@ -535,13 +527,13 @@ class _Traced:
         self, fixed: Mapping[str, Any], known: tuple[str, ...], name: str, by_value: Sequence[tuple[Any, Distributions]]
     ) -> dict[str, Any]:
         """Return the space of a choice whose options have parameters of their own, and of what all options have."""
-        common = set.intersection(*(set(each) for _, each in by_value))
+        common = set.intersection(*(set(distributions) for _, distributions in by_value))
         shared: dict[str, Any] = {}
         values: list[Any] = []
         for value, asked in by_value:
             inner = self.space({**fixed, name: value}, (*known, name))
-            shared |= {each: domain for each, domain in inner.items() if each in common}
-            own = {each: domain for each, domain in inner.items() if each in asked and each not in common}
+            shared |= {key: domain for key, domain in inner.items() if key in common}
+            own = {key: domain for key, domain in inner.items() if key in asked and key not in common}
             if own and not isinstance(value, str):
                 raise InputError(
                     f"{self._name}: the option {value!r} of {name} has parameters of its own; name it by a text"

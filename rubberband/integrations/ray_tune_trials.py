@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rubberband.errors import InputError
 from rubberband.executor.checkpoints.folders import FolderCheckpoint
@@ -27,9 +27,6 @@ from rubberband.executor.run.callbacks import Callback, FailureInfo, ReportInfo,
 from rubberband.executor.training.reporting import current_session
 from rubberband.executor.training.trial import Trial, TrialContext, TuneStop, flat, tune_session
 from rubberband.units import shown
-
-if TYPE_CHECKING:
-    pass
 
 _UTIL = "ray.tune.trainable.util"
 """Module of `with_parameters` and `with_resources`."""
@@ -71,9 +68,9 @@ def unwrapped(trainable: Any) -> Trainable:
             parameters = {**trainable.keywords, **parameters}
             trainable = trainable.func
         elif _is_made_by(trainable, "with_parameters", "inner"):
-            found = inspect.getclosurevars(trainable).nonlocals
-            parameters = {**_registered(found), **parameters}
-            trainable = found["trainable"]
+            given = inspect.getclosurevars(trainable).nonlocals
+            parameters = {**_registered(given), **parameters}
+            trainable = given["trainable"]
         elif _is_made_by(trainable, "with_resources", "_trainable"):  # around a method
             trainable = inspect.getclosurevars(trainable).nonlocals["trainable"]
         else:
@@ -89,7 +86,9 @@ def _unwrapped_class(trainable: Any) -> Trainable:
             "rubberband.tune for a rubberband.Trial"
         )
     parameters: dict[str, Any] = {}
-    resources = trainable.default_resource_request({}) if _asks(trainable) else None
+    default: Any = tune.Trainable.default_resource_request
+    has_own = trainable.default_resource_request.__func__ is not default.__func__
+    resources = trainable.default_resource_request({}) if has_own else None
     while (outer := trainable).__module__ == _UTIL:
         if _is_made_by(outer, "with_parameters", "_Inner"):
             parameters = {**_registered(inspect.getclosurevars(outer.setup).nonlocals), **parameters}
@@ -102,23 +101,16 @@ def _unwrapped_class(trainable: Any) -> Trainable:
     return Trainable(trainable, (), parameters, resources)
 
 
-def _asks(trainable: Any) -> bool:
-    from ray import tune
-
-    default: Any = tune.Trainable.default_resource_request
-    return trainable.default_resource_request.__func__ is not default.__func__
-
-
 def _is_made_by(trainable: Any, wrapper: str, name: str) -> bool:
     made = (getattr(trainable, "__module__", None), getattr(trainable, "__qualname__", None))
     return made == (_UTIL, f"{wrapper}.<locals>.{name}")
 
 
-def _registered(found: Mapping[str, Any]) -> dict[str, Any]:
+def _registered(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what `with_parameters` was given: by name, or in the object store of the script's own Ray cluster."""
-    registry, prefix = found["parameter_registry"], found["prefix"]
+    registry, prefix = given["parameter_registry"], given["prefix"]
     try:
-        return {key: registry.get(prefix + key) for key in found["keys"]}
+        return {key: registry.get(prefix + key) for key in given["keys"]}
     except Exception as error:
         raise InputError(
             f"tune.with_parameters: the object store with its values is gone ({type(error).__name__}); call it "
@@ -130,13 +122,13 @@ def trial_of(trainable: Trainable, stop: TuneStop | None, checkpoint_every: int)
     """Return the function or the class to train. A plain function without a rule that ends it stays as it is."""
     target, arguments, parameters = trainable.target, trainable.arguments, dict(trainable.parameters)
     if isinstance(target, type):
-        words: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             "trainable": target,
             "parameters": parameters,
             "stop": None if stop is None else staticmethod(stop),
             "checkpoint_every": checkpoint_every,
         }
-        trial: Any = type(target.__name__, (TrainableTrial,), words)
+        trial: Any = type(target.__name__, (TrainableTrial,), attributes)
     elif isinstance(target, types.FunctionType) and not arguments and not parameters and stop is None:
         return target
     else:
@@ -262,8 +254,6 @@ def _say_once(line: str) -> None:
 
 
 _CALLED = ("on_trial_start", "on_trial_result", "on_trial_complete", "on_trial_error", "on_experiment_end")
-
-
 _LOGGED = ("log_trial_start", "log_trial_result", "log_trial_end")
 """Methods that a LoggerCallback calls in the ones above."""
 
@@ -274,14 +264,14 @@ def check_tune_callbacks(callbacks: Sequence[Any]) -> None:
 
     for callback in callbacks:
         kind = type(callback)
-        at = f"RunConfig(callbacks=[{kind.__name__}(...)])"
+        where = f"RunConfig(callbacks=[{kind.__name__}(...)])"
         if isinstance(callback, Callback):
-            raise InputError(f"{at}: it is a callback of RubberBand; give it as Tuner(..., callbacks=[...])")
+            raise InputError(f"{where}: it is a callback of RubberBand; give it as Tuner(..., callbacks=[...])")
         if not isinstance(callback, TuneCallback):
-            raise InputError(f"{at}: it is no ray.tune.Callback; inherit from that")
+            raise InputError(f"{where}: it is no ray.tune.Callback; inherit from that")
         if kind.__module__.partition(".")[0] == "ray":
             raise InputError(
-                f"{at}: loggers of Ray Tune write into its own folders; use Tuner(..., track=[...]) with "
+                f"{where}: loggers of Ray Tune write into its own folders; use Tuner(..., track=[...]) with "
                 "'tensorboard', 'mlflow', 'wandb' or 'csv'"
             )
         for hook in dir(kind):
@@ -289,7 +279,7 @@ def check_tune_callbacks(callbacks: Sequence[Any]) -> None:
             if hook.startswith(("on_", "log_")) and hook not in _CALLED + _LOGGED:
                 if any(own is getattr(base, hook, None) for base in kind.__mro__ if base.__module__.startswith("ray.")):
                     continue
-                raise InputError(f"{at}: {hook}() is not called; use {', '.join(_CALLED)}")
+                raise InputError(f"{where}: {hook}() is not called; use {', '.join(_CALLED)}")
 
 
 @dataclass
@@ -386,10 +376,10 @@ class TuneCallbacks(Callback):
             self._call("on_trial_start", trial, iteration=0)
         return self._trials[number]
 
-    def _call(self, hook: str, trial: TuneTrial | None = None, **words: Any) -> None:
+    def _call(self, hook: str, trial: TuneTrial | None = None, **arguments: Any) -> None:
         about = {} if trial is None else {"trials": list(self._trials.values()), "trial": trial}
         for callback in self._callbacks:
-            getattr(callback, hook)(**about, **words)
+            getattr(callback, hook)(**about, **arguments)
 
 
 class FailFast(Callback):

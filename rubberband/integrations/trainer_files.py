@@ -35,14 +35,14 @@ def resumed_in(folder: Path) -> Path | None:
 
     Files may be added to it, but those in it must not be changed: they may be links.
     """
-    found = rubberband.get_checkpoint()
-    if found is None:
+    checkpoint = rubberband.get_checkpoint()
+    if checkpoint is None:
         return None
-    if isinstance(found, FolderCheckpoint):
-        return found.to_directory(folder)
-    for path in Path(found).rglob("*"):
+    if isinstance(checkpoint, FolderCheckpoint):
+        return checkpoint.to_directory(folder)
+    for path in Path(checkpoint).rglob("*"):
         if path.is_file():
-            link = folder / path.relative_to(found)
+            link = folder / path.relative_to(checkpoint)
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path.resolve())
     return folder
@@ -75,9 +75,9 @@ def gathered(content: Any) -> list[Any]:
 
     if not (dist.is_available() and dist.is_initialized()):
         return [content]
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, content)
-    return found
+    contents: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(contents, content)
+    return contents
 
 
 def remark(line: str) -> None:

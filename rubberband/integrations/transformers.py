@@ -73,12 +73,11 @@ def fit(trainer: Any, *, steps_per_iteration: int | None = None) -> None:
         reporter = _reporter(transformers, trainer, Path(folder), steps_per_iteration, beside, resumed)
         trainer.add_callback(reporter)
         trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
-    if trainer.state.global_step < trainer.state.max_steps:  # a callback has stopped it
-        return
-    raise ValueError(
-        f"the Trainer has ended after {trainer.state.epoch:g} epochs ({trainer.state.global_step} steps), and the "
-        "search continues; set num_train_epochs to the scheduler's max_t"
-    )
+    if trainer.state.global_step >= trainer.state.max_steps:  # no callback has stopped it
+        raise ValueError(
+            f"the Trainer has ended after {trainer.state.epoch:g} epochs ({trainer.state.global_step} steps), and the "
+            "search continues; set num_train_epochs to the scheduler's max_t"
+        )
 
 
 def _check_arguments(args: Any) -> None:
@@ -147,11 +146,11 @@ def _ignores_items(trainer: Any) -> bool:
     trainer.model.eval()
     with torch.random.fork_rng(), torch.no_grad():
         inputs = trainer._prepare_inputs(loader.collate_fn([loader.dataset[0]]))
-        one, other = (
+        first, second = (
             trainer.compute_loss(trainer.model, dict(inputs), num_items_in_batch=torch.tensor(items)).item()
             for items in (8, 16)
         )
-    return bool(one == other)
+    return bool(first == second)
 
 
 _FILE = "rubberband.pickle"
@@ -163,35 +162,35 @@ class _Beside:
 
     def __init__(self, transformers: Any, trainer: Any) -> None:
         self._callbacks = [
-            each
-            for each in trainer.callback_handler.callbacks
-            if not type(each).__module__.startswith("transformers.")
-            and not isinstance(each, transformers.trainer_callback.ExportableState)
+            callback
+            for callback in trainer.callback_handler.callbacks
+            if not type(callback).__module__.startswith("transformers.")
+            and not isinstance(callback, transformers.trainer_callback.ExportableState)
         ]
 
     def save(self, model: Any, folder: Path) -> None:
         """Write it beside the Trainer's files."""
-        frozen = [name for name, each in model.named_parameters() if not each.requires_grad]
+        frozen = [name for name, weights in model.named_parameters() if not weights.requires_grad]
         counts = [
-            (type(each).__qualname__, {name: value for name, value in vars(each).items() if _is_plain(value)})
-            for each in self._callbacks
+            (type(callback).__qualname__, {name: value for name, value in vars(callback).items() if _is_plain(value)})
+            for callback in self._callbacks
         ]
         (folder / _FILE).write_bytes(pickle.dumps((frozen, counts)))
 
     def restore(self, model: Any, folder: Path) -> None:
         """Restore it, after the callbacks' own `on_train_begin`."""
         frozen, counts = pickle.loads((folder / _FILE).read_bytes())
-        for name, each in model.named_parameters():
-            if each.requires_grad == (name in frozen):
-                each.requires_grad = name not in frozen
-        for each, (kind, found) in zip(self._callbacks, counts, strict=False):  # the code may have changed
-            if type(each).__qualname__ == kind:
-                vars(each).update(found)
+        for name, weights in model.named_parameters():
+            if weights.requires_grad == (name in frozen):
+                weights.requires_grad = name not in frozen
+        for callback, (kind, values) in zip(self._callbacks, counts, strict=False):  # the code may have changed
+            if type(callback).__qualname__ == kind:
+                vars(callback).update(values)
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
-        return all(_is_plain(key) and _is_plain(each) for key, each in value.items())
+        return all(_is_plain(key) and _is_plain(inner) for key, inner in value.items())
     if type(value) in (list, tuple, set, frozenset):
         return all(map(_is_plain, value))
     return isinstance(value, _PLAIN)
