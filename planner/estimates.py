@@ -37,6 +37,8 @@ _MOST_SIMULATED_TRIALS = 2000
 """Most trials for which a scheduler without a SYNC is shown beside another one."""
 Json = dict[str, Any]
 SCHEMA = "rubberband.estimate/1"
+OtherScheduler = tuple[str, tuple[Stage, ...]]
+"""Another scheduler of the same configurations, without a SYNC beside one with or the reverse, and its stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +56,6 @@ class Option:
     """None if no plan meets the constraints."""
     reason: str | None = None
     """Why none does."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OtherScheduler:
-    """The other scheduler for the same configurations: without a SYNC beside one with, or the reverse."""
-
-    scheduler: str
-    stages: tuple[Stage, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,10 +321,11 @@ def _compared(problem: Problem, policy: str) -> list[Option]:
 
 def _under(other: OtherScheduler | None, problem: Problem) -> list[Option]:
     """Return the best plan under another scheduler; none where simulating that takes long."""
-    if other is None or (not other.stages[0].has_sync and other.stages[0].trials > _MOST_SIMULATED_TRIALS):
+    if other is None or (not other[1][0].has_sync and other[1][0].trials > _MOST_SIMULATED_TRIALS):
         return []
-    found = plan(replace(problem, brackets=(other.stages,), policy="optimal", quick=True))
-    return [replace(_option("optimal", problem, found), scheduler=other.scheduler)]
+    scheduler, stages = other
+    found = plan(replace(problem, brackets=(stages,), policy="optimal", quick=True))
+    return [replace(_option("optimal", problem, found), scheduler=scheduler)]
 
 
 def _compared_plan(problem: Problem, chosen: Plan) -> list[Option]:

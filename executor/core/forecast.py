@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
-from typing import NamedTuple
 
 from rubberband.executor.core.bill import bill_usd, instance_cost_usd, market_usd_per_s, new_instance_usd
 from rubberband.executor.core.events import Gang
@@ -203,7 +202,7 @@ def _functions_left_usd(lane: LaneState, now: float) -> float:
     coming = max(0, chosen.instances - sum(record.running_at is not None for record in lane.held.live))
     left_s = _running_left_s(lane, now)
     left_s += [_trial_left_s(lane, trial) for trial in lane.queued()]
-    left_s += [left.trials * left.run_s for left in _rungs_left(lane)]
+    left_s += [trials * run_s for trials, run_s in _rungs_left(lane)]
     usd_per_s = market_usd_per_s(job.offer, chosen.market) * chosen.gpus_per_trial / job.offer.slots
     return usd_per_s * sum(left_s) + coming * new_instance_usd(job.offer, chosen.market, 0.0)
 
@@ -226,19 +225,11 @@ def _training_left_s(lane: LaneState, now: float, instances: int | None, known_s
     return max(free_in)
 
 
-class _RungLeft(NamedTuple):
-    """Trials that are still to enter a rung, and what each takes there."""
-
-    trials: int
-    run_s: float
-
-
-def _rungs_left(lane: LaneState) -> list[_RungLeft]:
-    """Return the rungs that trials are still to enter."""
-    state = lane.state
-    iteration_s = state.profile.iteration_s(lane.chosen.gpus_per_trial)
-    startup_s = state.profile.trial_startup_s
-    return [_RungLeft(trials, startup_s + gain * iteration_s) for trials, gain in _to_come(state)]
+def _rungs_left(lane: LaneState) -> list[tuple[int, float]]:
+    """Return how many trials are still to enter each rung, and the seconds of each there."""
+    profile = lane.state.profile
+    startup_s, iteration_s = profile.trial_startup_s, profile.iteration_s(lane.chosen.gpus_per_trial)
+    return [(trials, startup_s + gain * iteration_s) for trials, gain in _to_come(lane.state)]
 
 
 def _to_come(state: State) -> list[tuple[int, int]]:
@@ -292,8 +283,8 @@ def _climbing_left_s(lane: LaneState, now: float, num_slots: int, known_s: Mappi
     """Seconds until no trial climbs any more: all slots share the work, and one trial has all rungs ahead of it."""
     running, later = _running_left_s(lane, now, known_s=known_s), _rungs_left(lane)
     work_s = sum(running) + sum(_trial_left_s(lane, trial) for trial in lane.queued())
-    work_s += sum(left.trials * left.run_s for left in later)
-    return max(work_s / num_slots, max(running, default=0.0) + sum(left.run_s for left in later))
+    work_s += sum(trials * run_s for trials, run_s in later)
+    return max(work_s / num_slots, max(running, default=0.0) + sum(run_s for _, run_s in later))
 
 
 def lateness(trials: int, num_slots: int) -> float:

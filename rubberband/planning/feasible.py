@@ -19,7 +19,6 @@ from rubberband.planner import (
     JobPlan,
     Nearest,
     Objective,
-    OtherScheduler,
     Problem,
     estimate,
     estimate_plan,
@@ -38,7 +37,7 @@ from rubberband.planning.remedies import (
 )
 from rubberband.planning.startup_history import StartTimes
 from rubberband.spec.experiment import Experiment
-from rubberband.spec.search import MAX_ASHA_TRIALS, MAX_TRIALS, Asha, Sha, WrittenStages, asha
+from rubberband.spec.search import MAX_ASHA_TRIALS, MAX_TRIALS
 from rubberband.units import counted, format_duration, format_usd, in_unit
 from rubberband.values.plan import Plan, Policy, Size, SizeKey, Spent
 from rubberband.values.profile import Profile
@@ -161,7 +160,7 @@ def _estimated(experiment: Experiment, found: Sequence[Problem], options: Planni
         clock=options.clock,
         compare=options.compare,
         with_frontier=options.frontier,
-        other_scheduler=_other_scheduler(experiment.search.scheduler) if options.compare else None,
+        other_scheduler=experiment.search.scheduler.other() if options.compare else None,
     )
 
 
@@ -181,15 +180,6 @@ def _only(found: Sequence[Problem]) -> Problem:
         )
     # Predicted as it is written, and compared by its cost.
     return replace(found[0], policy="optimal", objective="min_cost")
-
-
-def _other_scheduler(scheduler: object) -> OtherScheduler | None:
-    """Return the scheduler that is shown beside this one: with a SYNC after every rung, or without."""
-    if isinstance(scheduler, Asha):
-        return OtherScheduler(scheduler="sha", stages=scheduler.stages())
-    if isinstance(scheduler, Sha):
-        return OtherScheduler(scheduler="asha", stages=(asha(scheduler.brackets()[0], scheduler.reduction_factor),))
-    return None
 
 
 def _unsized(best: Estimate, sized: Size) -> Estimate:
@@ -321,17 +311,11 @@ def size_key(experiment: Experiment) -> SizeKey:
 
     Raises InputError for schedulers whose size is written.
     """
-    search = experiment.search
-    if search.auto is not None:
-        return search.auto
-    if search.scheduler.type in ("sha", "asha", "none"):
-        return "max_t" if search.sampler.type == "grid" else "num_samples"
-    if search.scheduler.type == "hyperband" and search.sampler.type != "grid":
-        return "max_t"
-    written = {"stages": "stages written out", "hyperband": "a grid with hyperband"}
-    raise InputError(
-        f"search.scheduler: {written[search.scheduler.type]} cannot be sized to the limits; use the scheduler sha"
-    )
+    search, by_grid = experiment.search, experiment.search.sampler.type == "grid"
+    if (key := search.auto or search.scheduler.sized_by[by_grid]) is not None:
+        return key
+    written = {"stages": "stages written out"}.get(search.scheduler.type, f"a grid with {search.scheduler.type}")
+    raise InputError(f"search.scheduler: {written} cannot be sized to the limits; use the scheduler sha")
 
 
 def size(experiment: Experiment, candidates: Sequence[Problem]) -> tuple[Size, Experiment]:
@@ -392,9 +376,8 @@ class Sizer:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether a plan is found by simulation (asha, none), which takes up to seconds; its bounds are not
-        tight."""
-        return self.experiment.search.scheduler.type in ("asha", "none")
+        """Whether a plan is found by simulation, which takes up to seconds; its bounds are not tight."""
+        return not self.candidates[0].has_sync
 
     @property
     def confidence(self) -> float:
@@ -403,9 +386,7 @@ class Sizer:
 
     @property
     def _starts(self) -> list[int]:
-        scheduler = self.experiment.search.scheduler
-        assert not isinstance(scheduler, WrittenStages), "stages are not sized"
-        return scheduler.falls(self.key)
+        return self.experiment.search.scheduler.falls(self.key)
 
     def on_average(self) -> Sizer:
         """Return the sizer on mean times, which is much quicker; itself where nothing varies."""

@@ -7,7 +7,7 @@ import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -146,9 +146,25 @@ def _bracket(trials: int, s: int, max_t: int, eta: int) -> tuple[Stage, ...]:
     return tuple(Stage(trials=max(1, trials // eta**i), iterations=totals[i + 1] - totals[i]) for i in range(s + 1))
 
 
-class _Sized(Words):
+class _Scheduler(Words):
+    """A scheduler: `brackets()` are its stages, each up to a SYNC, or one whose trials climb rungs (`Ladder`)."""
+
+    label: ClassVar[str] = ""  # of its plan beside that of another scheduler
+    sized_by: ClassVar[tuple[SizeKey | None, SizeKey | None]] = (None, None)  # keys: usually, and with a grid
+
+    def other(self) -> tuple[str, tuple[Stage, ...]] | None:
+        """Return the scheduler to show beside it, and the stages of the same trials under that; None: none."""
+        return None
+
+    def falls(self, key: SizeKey) -> list[int]:
+        """Return the sizes from which on a search of more trials (or iterations) never needs less, in order."""
+        return [1]
+
+
+class _Sized(_Scheduler):
     """A scheduler of some trials; the grid sampler needs no number of them."""
 
+    sized_by = ("num_samples", "max_t")
     num_samples: SizedTrials
     """Trials to start; auto: as many as deadline and budget allow. The grid sampler needs none: every configuration of
     the grid is a trial."""
@@ -193,10 +209,9 @@ class _Halving(_Sized):
         return sha(self.num_samples, self.grace_period, self.max_t, self.reduction_factor)
 
     def falls(self, key: SizeKey) -> list[int]:
-        """Return the sizes, in order, from which on a search of more trials (or iterations) never needs less.
+        """Return the sizes from which on a larger search never needs less, each up to the next one.
 
-        Each is up to the next one. With `num_samples`, a stage more begins at every power of `reduction_factor`: then
-        fewer trials reach `max_t`, so that the larger search may need less than the one before.
+        With `num_samples`, a stage more begins at every power of `reduction_factor`: then fewer trials reach `max_t`.
         """
         if key == "max_t":
             return [self.grace_period]
@@ -212,11 +227,16 @@ class _Halving(_Sized):
 class Sha(_Halving):
     """Successive halving (Ray Tune's words)."""
 
+    label = "sha: elastic, SYNC after each rung"
     type: Literal["sha"]
 
     def brackets(self) -> tuple[tuple[Stage, ...], ...]:
         """Its one chain of stages. Raises InputError if its size is auto."""
         return (self.stages(),)
+
+    def other(self) -> tuple[str, tuple[Stage, ...]]:
+        """Return the same rungs without a SYNC."""
+        return "asha", (asha(self.stages(), self.reduction_factor),)
 
 
 class Asha(_Halving):
@@ -227,6 +247,7 @@ class Asha(_Halving):
     The search ends when all trials have started and none may go on.
     """
 
+    label = "asha: no SYNC, fixed cluster"
     type: Literal["asha"]
     num_samples: Annotated[Annotated[AshaTrials, Tag("number")] | Auto, _BY_KIND]
     """Trials to start; auto: as many as deadline and budget allow. The grid sampler needs none: every configuration of
@@ -235,6 +256,10 @@ class Asha(_Halving):
     def brackets(self) -> tuple[tuple[Stage, ...], ...]:
         """One stage, whose trials climb the rungs. Raises InputError if its size is auto."""
         return ((asha(self.stages(), self.reduction_factor),),)
+
+    def other(self) -> tuple[str, tuple[Stage, ...]]:
+        """Return the same rungs with a SYNC after each."""
+        return "sha", self.stages()
 
 
 def asha(stages: Sequence[Stage], reduction_factor: int) -> Stage:
@@ -247,6 +272,7 @@ def asha(stages: Sequence[Stage], reduction_factor: int) -> Stage:
 class NoScheduler(_Sized):
     """No scheduler: each trial trains once, to its end, and a free slot takes the next one (Ray Tune's FIFO)."""
 
+    label = "none: each trial trains to its end"
     type: Literal["none"]
     num_samples: Annotated[Annotated[AshaTrials, Tag("number")] | Auto, _BY_KIND]
     """Trials to start; auto: as many as deadline and budget allow. The grid sampler needs none: every configuration of
@@ -269,14 +295,11 @@ class NoScheduler(_Sized):
         ladder = Ladder(totals=(self.max_t,), reduction_factor=1)
         return ((Stage(trials=self.num_samples, iterations=self.max_t, ladder=ladder),),)
 
-    def falls(self, key: SizeKey) -> list[int]:
-        """Return the least size: from there on a larger search never needs less."""
-        return [1]
 
-
-class Hyperband(Words):
+class Hyperband(_Scheduler):
     """Hyperband (Li et al. 2018): several successive halvings of one job (Ray Tune's words)."""
 
+    sized_by = ("max_t", None)
     type: Literal["hyperband"]
     max_t: SizedCount
     """Iterations of a trial that is never stopped; auto: as many as deadline and budget allow."""
@@ -294,10 +317,6 @@ class Hyperband(Words):
         if self.max_t != "auto":
             input_checked(lambda _: self.brackets())(None)
         return self
-
-    def falls(self, key: SizeKey) -> list[int]:
-        """Return the least `max_t`: its searches grow with it, though rounding makes that not strict."""
-        return [1]
 
     def brackets(self) -> tuple[tuple[Stage, ...], ...]:
         """Its brackets, each a chain of stages. Raises InputError if its size is auto."""
@@ -326,7 +345,7 @@ class WrittenStage(Words):
     iterations: Count
 
 
-class WrittenStages(Words):
+class WrittenStages(_Scheduler):
     """Stages written out one by one."""
 
     type: Literal["stages"]
@@ -345,6 +364,13 @@ class WrittenStages(Words):
     def brackets(self) -> tuple[tuple[Stage, ...], ...]:
         """Its one chain of stages."""
         return (tuple(Stage(trials=stage.trials, iterations=stage.iterations) for stage in self.written),)
+
+
+AnyScheduler = Sha | Asha | Hyperband | NoScheduler | WrittenStages
+SCHEDULERS: dict[str, type[_Scheduler]] = {
+    get_args(kind.model_fields["type"].annotation)[0]: kind for kind in get_args(AnyScheduler)
+}
+"""`scheduler.type` -> its class."""
 
 
 Point = Annotated[dict[str, Any], PlainValidator(input_checked(_point), json_schema_input_type=dict[str, Any])]
@@ -410,7 +436,7 @@ class Search(Words):
 
     space: dict[str, Parameter] = Field(default_factory=dict)
     """Name of a parameter -> its domain or constant."""
-    scheduler: Annotated[Sha | Asha | Hyperband | NoScheduler | WrittenStages, Field(discriminator="type")]
+    scheduler: Annotated[AnyScheduler, Field(discriminator="type")]
     sampler: Sampler = Field(default_factory=Sampler.model_construct)
     points_to_evaluate: tuple[Point, ...] = ()
     """Configurations of the first trials; what a point leaves out is drawn by the sampler."""
@@ -439,7 +465,7 @@ class Search(Words):
                 raise fault(f"{metric!r} is named twice; leave one out", at=("also", at, "metric"))
         key, probed = self.auto, self
         if key is not None:
-            if self.sampler.type == "grid" and (key == "num_samples" or self.scheduler.type == "hyperband"):
+            if self.sampler.type == "grid" and key != self.scheduler.sized_by[1]:
                 size, out = (
                     grid_size(self.space),
                     {"num_samples": "leave it out", "max_t": "use the scheduler sha"}[key],
@@ -535,7 +561,8 @@ def _with_grid(words: Mapping[Any, Any]) -> Mapping[Any, Any]:
     if isinstance(sampler, Mapping) and "type" not in sampler and is_grid(space):
         sampler = {**sampler, "type": "grid"}
         words = {**words, "sampler": sampler}
-    by_grid = isinstance(sampler, Mapping) and sampler.get("type") == "grid"
-    if by_grid and isinstance(scheduler, Mapping) and scheduler.get("type") in ("sha", "asha", "none"):
+    if not (isinstance(sampler, Mapping) and sampler.get("type") == "grid" and isinstance(scheduler, Mapping)):
+        return words
+    if issubclass(SCHEDULERS.get(str(scheduler.get("type")), Words), _Sized):
         words = {**words, "scheduler": {"num_samples": grid_size(space), **scheduler}}
     return words

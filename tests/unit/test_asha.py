@@ -16,7 +16,7 @@ from rubberband.api.dashboard.experiment_texts import rungs_reached, stage_rows
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor import expected_iterations, summarise
 from rubberband.planner import asha as planner
-from rubberband.planner.estimates import OtherScheduler, estimate
+from rubberband.planner.estimates import estimate
 from rubberband.planner.noise.asha_runs import Draw, Launches, simulate
 from rubberband.planner.problem import JobPlan, Problem
 from rubberband.planning.candidates import candidates
@@ -187,13 +187,11 @@ def test_spot_comes_first_where_the_objective_is_time() -> None:
 def test_estimates_show_the_other_scheduler_beside() -> None:
     limits = PlanningConstraints(deadline_s=7200.0, max_gpus_per_trial=4)
     problem = Problem(brackets=[CHAIN], offer=OFFER, profile=PROFILE, constraints=limits)
-    with_sync = estimate(
-        [problem], clock=time.perf_counter, other_scheduler=OtherScheduler(scheduler="asha", stages=(CLIMB,))
-    )
+    with_sync = estimate([problem], clock=time.perf_counter, other_scheduler=("asha", (CLIMB,)))
     without = estimate(
         [replace(problem, brackets=[(CLIMB,)])],
         clock=time.perf_counter,
-        other_scheduler=OtherScheduler(scheduler="sha", stages=CHAIN),
+        other_scheduler=("sha", CHAIN),
     )
     (row,) = [one for one in with_sync.options if one.scheduler]
     assert (row.scheduler, row.job is not None) == ("asha", True)
@@ -209,7 +207,7 @@ def test_estimates_show_the_other_scheduler_beside() -> None:
 def test_the_row_beside_is_the_same_whatever_was_asked_before() -> None:
     def row(deadline_s: float, profile: Profile = PROFILE) -> JobPlan | None:
         limits = PlanningConstraints(deadline_s=deadline_s, max_gpus_per_trial=4)
-        other = OtherScheduler(scheduler="asha", stages=(CLIMB,))
+        other = ("asha", (CLIMB,))
         problem = Problem(brackets=[CHAIN], offer=OFFER, profile=profile, constraints=limits)
         return estimate([problem], clock=time.perf_counter, other_scheduler=other).options[-1].job
 

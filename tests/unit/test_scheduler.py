@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,3 +148,13 @@ def test_hyperband_has_as_many_trials_as_are_asked_for(num_samples: int, expecte
     search = Search(scheduler=scheduler, metric="loss", mode="min")
     assert len(search.configurations()) == num_samples
     assert search.model_dump(by_alias=True)["scheduler"] == {**scheduler, "reduction_factor": 3}
+
+
+FOLDERS = ["api", "executor", "planner", "rubberband/planning", "rubberband/running", "rubberband/views"]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_only_a_stage_knows_its_scheduler(folder: str) -> None:
+    asks = re.compile(r'\.ladder\b|\b(ladder|rungs) is (not )?None|scheduler(\.type)? (==|!=|in) |"asha"(?!:)')
+    sources = {path: path.read_text() for path in (Path(__file__).parents[2] / folder).rglob("*.py")}
+    assert [str(path) for path, source in sources.items() if asks.search(source)] == []

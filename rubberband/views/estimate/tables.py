@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rubberband.planner import USER_PLAN, Estimate, JobPlan, Lane, Option, Point, keeps, meets, varies
 from rubberband.planning.assumptions import Assumption
 from rubberband.planning.remedies import concessions, settings
+from rubberband.spec.search import SCHEDULERS
 from rubberband.units import counted, format_duration, format_usd, gpus_each
 from rubberband.values.offer import BillLine, Offer
 from rubberband.values.plan import Market, PlanningConstraints, Stage, StagePlan
@@ -26,11 +27,6 @@ POLICIES = {
     "naive_elastic": "elastic, same GPUs per trial",
     "greedy": "elastic, greedy search",
     USER_PLAN: "the given plan",
-}
-_SCHEDULERS = {
-    "asha": "asha: no SYNC, fixed cluster",
-    "none": "none: each trial trains to its end",
-    "sha": "sha: elastic, SYNC after each rung",
 }
 _FASTEST = "elastic, the fastest plan"
 _PLANS = {
@@ -405,14 +401,11 @@ def option_table(answer: Estimate) -> TextTable:
     decimals = usd_decimals(max(job.prediction.cost_usd for job in jobs if job is not None))
     rows: list[Row] = []
     if answer.job is not None:
-        label = f"{TICK} {_scheduled(answer) or _policy(answer.policy, answer.problem.objective)}{_on(answer, None)}"
+        label = f"{TICK} {_called(answer, answer.policy)}{_on(answer, None)}"
         rows.append((label, *_figures(answer.job, decimals), "chosen"))
     notes = []
     for option in answer.options:
-        label = (_SCHEDULERS.get(option.scheduler) or _scheduled(answer)) or _policy(
-            option.policy, answer.problem.objective
-        )
-        label += _on(answer, option)
+        label = _called(answer, option.policy, option.scheduler) + _on(answer, option)
         if option.job is None:
             rows.append((f"  {label}", "none", "-", "-", "not within the limits"))
             notes.append(f"{label}: {option.reason}.")
@@ -451,9 +444,10 @@ def _difference(answer: Estimate, option: Option) -> str:
     return f"{change}{remedy}"
 
 
-def _scheduled(answer: Estimate) -> str:
-    """Return what the plans of a job without a SYNC are called; empty for others."""
-    return _SCHEDULERS.get(answer.brackets[0][0].scheduler, "")
+def _called(answer: Estimate, policy: str, scheduler: str = "") -> str:
+    """Return what a plan is called: by its policy, unless the scheduler is another one, or has no SYNC."""
+    scheduler = scheduler or answer.problem.stages[0].scheduler
+    return SCHEDULERS[scheduler].label if scheduler else _policy(policy, answer.problem.objective)
 
 
 def _more(change: str, what: str) -> str:
