@@ -227,8 +227,11 @@ def _sizes(status: PoolStatus, loans: Sequence[PoolStatus]) -> Figure:
     unit, unit_s = time_unit(now - begin)
 
     def steps(name: str, changes: Sequence[PoolStatus], **line: Any) -> Figure:
-        every = [*changes, {**changes[-1], "at": now}] if changes else []
-        points = [((one["at"] - begin) / unit_s, one["instances"], f"{name}: {_size_words(one)}") for one in every]
+        points = []
+        for change in [*changes, {**changes[-1], "at": now}] if changes else []:
+            efficiency = f" at {100.0 * change['efficiency']:.0f} % efficiency" if "efficiency" in change else ""
+            text = f"{name}: {counted(change['instances'], 'instance')}{efficiency}"
+            points.append(((change["at"] - begin) / unit_s, change["instances"], text))
         return scatter(name, points, line={"shape": "hv", **line})
 
     traces = [
@@ -238,11 +241,6 @@ def _sizes(status: PoolStatus, loans: Sequence[PoolStatus]) -> Figure:
     across = time_axis(unit, (now - begin) / unit_s, "time since the first loan")
     count = axis(f"instances of {status['max_instances']}", rangemode="tozero", tickformat="d")
     return chart(traces, _CHART_PX, across, count, showlegend=True)
-
-
-def _size_words(change: PoolStatus) -> str:
-    efficiency = f" at {100.0 * change['efficiency']:.0f} % efficiency" if "efficiency" in change else ""
-    return f"{counted(change['instances'], 'instance')}{efficiency}"
 
 
 def autoscaled_words(status: PoolStatus) -> str:
@@ -303,28 +301,16 @@ def _share(loan: PoolStatus, at: float, now: float) -> float:
 
 
 _HEIGHT_PX = 380
-
-
 _MOST_POINTS = 1500
 """Points of a line over time; beyond, it is sampled."""
-
-
 _MOST_DOTS = 50
 """Jobs of a line with dots: one of a single job has no other mark."""
-
-
 _JCTS = "Share of the jobs that are complete within a time after their submission, for every policy."
-
-
 _FAIRNESS = (
     "Share of the jobs whose completion time is at most a multiple of that alone on a fair share of the pool; right of "
     "1 a job fared worse than that."
 )
-
-
 _GPUS = "GPUs that jobs hold at every moment, for every policy."
-
-
 _INSTANCES = "Instances of the pool by its autoscaling, for every policy."
 
 

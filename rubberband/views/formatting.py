@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from rubberband.units import TURNING, counted, duration, format_duration, format_usd, in_unit
 from rubberband.values.balance import BalanceUse
@@ -226,7 +226,7 @@ def noise_scales(stretches: Sequence[BatchStretch]) -> list[float]:
 
 
 def first_and_last(
-    stretches: Sequence[BatchStretch], value: Callable[[BatchStretch], float | None]
+    stretches: Sequence[BatchStretch], name: Literal["throughput", "goodput"]
 ) -> tuple[float, float] | None:
     """Return the mean throughput or goodput at the first batch size and GPUs, and at the last ones.
 
@@ -235,23 +235,14 @@ def first_and_last(
     measured = [stretch for stretch in stretches if stretch.throughput is not None]
     if not measured:
         return None
-    return _mean(measured, measured[0], value), _mean(measured, measured[-1], value)
+    return _mean(measured, measured[0], name), _mean(measured, measured[-1], name)
 
 
-def _mean(measured: Sequence[BatchStretch], like: BatchStretch, value: Callable[[BatchStretch], float | None]) -> float:
+def _mean(measured: Sequence[BatchStretch], like: BatchStretch, name: str) -> float:
     alike = [s for s in measured if (s.gpus, s.batch_size) == (like.gpus, like.batch_size)]
     times_s = [max(1, s.steps) * s.batch_size / (s.throughput or 1.0) for s in alike]
-    return math.fsum(time_s * (value(s) or 0.0) for time_s, s in zip(times_s, alike, strict=True)) / math.fsum(times_s)
-
-
-def throughput(stretch: BatchStretch) -> float | None:
-    """Return samples per second."""
-    return stretch.throughput
-
-
-def goodput(stretch: BatchStretch) -> float | None:
-    """Return samples per second times their efficiency."""
-    return stretch.goodput
+    values = [getattr(s, name) or 0.0 for s in alike]
+    return math.fsum(time_s * value for time_s, value in zip(times_s, values, strict=True)) / math.fsum(times_s)
 
 
 def gain(values: tuple[float, float] | None) -> str:
@@ -274,9 +265,9 @@ def batch_line(trial: TrialResult) -> str:
     first, last = stretches[0], stretches[-1]
     gpus = counted(last.gpus, "GPU") if first.gpus == last.gpus else f"{first.gpus} -> {last.gpus} GPUs"
     parts = [f"batch size: {change(first.batch_size, last.batch_size)} on {gpus}"]
-    noise, faster = noise_scales(stretches), first_and_last(stretches, throughput)
+    noise, faster = noise_scales(stretches), first_and_last(stretches, "throughput")
     parts += [f"noise scale {change(noise[0], noise[-1])}"] if noise else []
-    better = gain(first_and_last(stretches, goodput))
+    better = gain(first_and_last(stretches, "goodput"))
     parts += [f"{gain(faster)} the samples/s, {better} the goodput"] if faster else []
     return "; ".join(parts)
 

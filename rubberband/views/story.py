@@ -95,11 +95,6 @@ def instance_cap_changed(change: InstanceCapChanged, deadline_s: float | None, *
     return f"{text}: {effect}" + (f", {duration(late_s)} after the deadline" if late_s > 0.0 else "")
 
 
-def decided(changed: bool, reason: str) -> str:
-    """Return a decision about the rest of a plan: `unchanged: …` or `changed: …`."""
-    return f"{'changed' if changed else 'unchanged'}: {reason}"
-
-
 def story(result: Result) -> list[StoryLine]:
     """Return ends of stages, replans, extensions, resumes, setbacks, pauses, replacements and stops, in order."""
     restarted = "its process restarted from its journal"

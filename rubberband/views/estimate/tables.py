@@ -222,16 +222,8 @@ def _stage_header(answer: Estimate) -> Row:
     several = len(answer.brackets) > 1
     lead = ("lane", "bracket") if several else ()
     market = ("market",) if _mixed(answer) else ()
-    return (
-        *lead,
-        "stage",
-        "trials",
-        "iterations",
-        "instances",
-        *market,
-        f"{answer.offer.place}s/trial",
-        *_STAGE_FIGURES,
-    )
+    gpus = f"{answer.offer.place}s/trial"
+    return (*lead, "stage", "trials", "iterations", "instances", *market, gpus, *_STAGE_FIGURES)
 
 
 def _mixed(answer: Estimate) -> bool:
@@ -496,16 +488,11 @@ def deadline_table(answer: Estimate, most: int = 7) -> TextTable:
     rows: list[Row] = []
     is_elastic = answer.problem.has_sync
     for deadline_s, cost_usd in _some(others, decimals, most):
-        fixed_usd = _cheapest(answer.static_frontier, deadline_s)
+        in_time_usd = (usd for jct_s, usd in answer.static_frontier if jct_s <= deadline_s + 1e-6)
+        fixed_usd = min(in_time_usd, default=None)
         fixed = ("none" if fixed_usd is None else usd(fixed_usd, decimals),) if is_elastic else ()
-        rows.append(
-            (
-                format_duration(math.ceil(deadline_s - 1e-6)),
-                usd(cost_usd, decimals),
-                *fixed,
-                _at_deadline(answer, deadline_s, cost_usd),
-            )
-        )
+        deadline, change = format_duration(math.ceil(deadline_s - 1e-6)), _at_deadline(answer, deadline_s, cost_usd)
+        rows.append((deadline, usd(cost_usd, decimals), *fixed, change))
     costs = ("elastic (USD)", "fixed cluster (USD)") if is_elastic else ("cost (USD)",)
     return TextTable(
         title="Other deadlines",
@@ -555,11 +542,6 @@ def _some(points: Sequence[Point], decimals: int, most: int) -> list[Point]:
     first_s, last_s = different[0][0], different[-1][0]
     wanted_s = [first_s * (last_s / first_s) ** (at / (most - 1)) for at in range(most)]
     return sorted({min(different, key=lambda point: abs(point[0] - time_s)) for time_s in wanted_s})
-
-
-def _cheapest(points: Sequence[Point], deadline_s: float) -> float | None:
-    """Return the lowest cost of a frontier within a deadline."""
-    return min((cost_usd for jct_s, cost_usd in points if jct_s <= deadline_s + 1e-6), default=None)
 
 
 def assumption_table(known: Sequence[Assumption], notes: Sequence[str] = ()) -> TextTable:

@@ -50,17 +50,11 @@ from rubberband.views.formatting import (
     slow_workers,
     unequal,
 )
-from rubberband.views.story import decided, instance_cap_changed, sentence
+from rubberband.views.story import instance_cap_changed, sentence
 
 T = TypeVar("T")
 Slow = tuple[Sequence[int], Sequence[int]]
 """Ranks of a gang without samples, and its stragglers."""
-
-
-def _drawn(event: TrialsDrawn) -> str:
-    last = event.first_trial + len(event.configurations) - 1
-    drawn = f"trials {event.first_trial} to {last}" if last > event.first_trial else f"trial {last}"
-    return f"{drawn} drawn {event.reason}"
 
 
 class Narrator:
@@ -106,7 +100,9 @@ class Narrator:
         if isinstance(event, DriverStopped):
             return [f"stopped: {printable(event.reason)}"]
         if isinstance(event, TrialsDrawn):
-            return [_drawn(event)] if self._begun else []
+            first, last = event.first_trial, event.first_trial + len(event.configurations) - 1
+            drawn = f"trials {first} to {last}" if last > first else f"trial {last}"
+            return [f"{drawn} drawn {event.reason}"] if self._begun else []
         if not self._begun:
             self._begun = True
             said.append(self._introduction(event, state))
@@ -118,13 +114,14 @@ class Narrator:
             said.append(sentence(state.history.of(Pause)[-1]))
         said += self._instance(event, state) if self._details else []
         said += self._failed(state)
-        said += self._went_back(state)
+        said += map(sentence, self._fresh("setbacks", state.history.of(Setback)))
         repeats = not self._warned and self._job.max_iterations > 1
         if isinstance(event, TrialReported) and event.checkpoint is not None and repeats and not event.ended:
             self._warned = event.saved_iterations == 0
             said += [f"trial {event.trial} {WITHOUT_CHECKPOINT}"] * self._warned
         said += self._unequal(event, state) if isinstance(event, TrialReported) else []
-        said += self._replaced(state)
+        said += map(sentence, self._fresh("replacements", state.history.of(Replacement)))
+        said += map(sentence, self._fresh("hung", state.history.of(HungInstance)))
         said += self._promoted(state)
         said += self._synced(state)
         said += self._decided(state)
@@ -194,7 +191,9 @@ class Narrator:
                 held = counted(len(state.fleet.live()), "instance")
                 return [f"{event.instance} ready after {after} ({len(state.fleet.ready())} of {held}){bought}"]
             case InstanceInterrupted():
-                return [self._interrupted(event, state)]
+                on_it = [t.trial for t in state.running() if any(slot.instance == event.instance for slot in t.gang)]
+                moving = f"; {_trials(on_it)} will move" if on_it else ""
+                return [f"{event.instance} will be taken away soon{moving}"]
             case InstanceRefused():
                 what = "failed to start" if event.failed_start else "refused"
                 then = self._what_then(state, state.instances[event.instance])
@@ -228,11 +227,6 @@ class Narrator:
         if price is not None and (other or record.market == "spot"):
             parts.append(f"at {format_usd(price)}/h")
         return f": {' '.join(part for part in parts if part)}" if any(parts) else ""
-
-    def _interrupted(self, event: InstanceInterrupted, state: State) -> str:
-        on_it = [t.trial for t in state.running() if any(slot.instance == event.instance for slot in t.gang)]
-        line = f"{event.instance} will be taken away soon"
-        return f"{line}; {_trials(on_it)} will move" if on_it else line
 
     def _lost(self, event: InstanceLost, state: State) -> str:
         struck = [
@@ -358,10 +352,6 @@ class Narrator:
         text = "; ".join(filter(None, [unequal(use) if before is None else "", *slow_ones]))
         return [f"trial {event.trial}: {'unequal workers: ' if before is None else ''}{text or unequal(use)}"]
 
-    def _replaced(self, state: State) -> list[str]:
-        slow = map(sentence, self._fresh("replacements", state.history.of(Replacement)))
-        return [*slow, *map(sentence, self._fresh("hung", state.history.of(HungInstance)))]
-
     def _synced(self, state: State) -> list[str]:
         ended = [stage for stage in state.stages if stage.ended_at is not None]
         fresh = [stage for stage in ended if stage.stage not in self._stages_ended]
@@ -369,14 +359,11 @@ class Narrator:
         return [self._sync(stage, state) for stage in fresh]
 
     def _decided(self, state: State) -> list[str]:
-        made = [
-            f"plan{self._of_bracket(decision.stage)} {decided(decision.changed, printable(decision.reason))}"
-            for decision in self._fresh("decisions", state.decisions)
-        ]
+        made, is_divided = list[str](), self._job.is_divided
+        for decision in self._fresh("decisions", state.decisions):
+            since = f" from {self._job.stage_name(decision.stage)} on" if is_divided else ""
+            made.append(f"plan{since} {'' if decision.changed else 'un'}changed: {printable(decision.reason)}")
         return [*made[:-1], f"{made[-1]}; {_forecast(state)}"] if made else []
-
-    def _of_bracket(self, stage: int) -> str:
-        return f" from {self._job.stage_name(stage)} on" if self._job.is_divided else ""
 
     def _sync(self, stage: StageRecord, state: State) -> str:
         job = self._job
@@ -421,9 +408,6 @@ class Narrator:
         if trial is None or trial.stopped_at is None or trial.stopped_at < event.occurred_at:
             return []
         return [f"trial {trial.trial} stopped by the user after {counted(trial.iterations, 'iteration')}"]
-
-    def _went_back(self, state: State) -> list[str]:
-        return [sentence(setback) for setback in self._fresh("setbacks", state.history.of(Setback))]
 
     def _ended(self, state: State) -> list[str]:
         if state.course not in ("ending", "finished"):

@@ -130,25 +130,14 @@ def observe(job: Job, state: State) -> Progress:
     """Return the progress of `state`, without references to parts that will change."""
     best = best_trial(state, job.metric, job.mode)
     value = None if best is None else best.metric(job.metric)
+    latest = [(trial.trial, trial.reports[-1]) for trial in state.running() if trial.reports]
     return Progress(
         job=job,
         stages=tuple(_stage(job, state, stage) for stage in range(len(job.stages))),
         best=None if best is None or value is None else (best.trial, value),
-        batch_sizes=tuple(
-            trial.reports[-1].batches[-1].batch_size
-            for trial in state.running()
-            if trial.reports and trial.reports[-1].batches
-        ),
-        balances=tuple(
-            (trial.trial, use)
-            for trial in state.running()
-            if trial.reports and (use := trial.reports[-1].balance) is not None
-        ),
-        updates=tuple(
-            (trial.trial, made)
-            for trial in state.running()
-            if trial.reports and (made := trial.reports[-1].updates) is not None
-        ),
+        batch_sizes=tuple(report.batches[-1].batch_size for _, report in latest if report.batches),
+        balances=tuple((trial, report.balance) for trial, report in latest if report.balance is not None),
+        updates=tuple((trial, report.updates) for trial, report in latest if report.updates is not None),
         state=_copy(state),
     )
 
@@ -221,10 +210,8 @@ def _stage(job: Job, state: State, index: int) -> StageProgress:
 
 def _unneeded(state: State, trials: Sequence[int], before: int, iterations: int) -> int:
     """Return the iterations of a stage that trials leave out which ended by themselves, or which the user stopped."""
-    over = [state.trials[trial] for trial in trials if state.trials[trial].ended]
-    over += [state.trials[trial] for trial in trials if state.trials[trial].stopped_at is not None]
-    done = [trial.iterations for trial in over]
-    return sum(max(0, before + iterations - max(before, each)) for each in done)
+    over = [trial for trial in map(state.trials.__getitem__, trials) if trial.ended or trial.stopped_at is not None]
+    return sum(max(0, before + iterations - max(before, trial.iterations)) for trial in over)
 
 
 def _trials(state: State, record: StageRecord) -> Counter[str]:

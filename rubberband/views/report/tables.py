@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.result.batch_history import BalanceStretch
-from rubberband.executor.result.result import InstanceResult, Objective, Result, StageResult, TrialResult
+from rubberband.executor.result.result import InstanceResult, Objective, Result, TrialResult
 from rubberband.units import counted, duration, format_bytes
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.views.formatting import (
@@ -21,7 +21,6 @@ from rubberband.views.formatting import (
     difference,
     first_and_last,
     gain,
-    goodput,
     listed,
     mean_efficiency,
     most_frequent_cause,
@@ -34,7 +33,6 @@ from rubberband.views.formatting import (
     setting,
     slow_workers,
     status,
-    throughput,
     usd,
     usd_decimals,
     worker_values,
@@ -199,7 +197,8 @@ def stages(result: Result) -> TextTable:
     paid, rows = iter(bill), list[Row]()
     for stage, planned in zip(result.stages, cost, strict=False):
         *plain, _, _ = cells(stage, decimals)
-        rows.append((*plain, planned, "" if stage.actual_s is None else next(paid), _promoted(stage)))
+        promoted = f"{len(stage.promoted)} of {stage.trials}" if stage.promoted else ""
+        rows.append((*plain, planned, "" if stage.actual_s is None else next(paid), promoted))
     if heads:
         rows.append(("head", "", "", "", "", "", "", cost[-1], bill[-1], ""))
     several = len({stage.bracket for stage in result.stages}) > 1
@@ -260,10 +259,6 @@ def _became(before: str, after: str) -> str:
 
 
 _FIGURES = ("time plan", "time", "USD plan", "USD")
-
-
-def _promoted(stage: StageResult) -> str:
-    return f"{len(stage.promoted)} of {stage.trials}" if stage.promoted else ""
 
 
 def _amounts(parts_usd: Sequence[float], decimals: int) -> tuple[str, list[str]]:
@@ -384,15 +379,16 @@ def _incident(instance: InstanceResult, decimals: int) -> Row:
 
 def purchases(result: Result) -> TextTable:
     """Return the bought instances by market, type and zone; empty if all are of one type on demand."""
-    bought = [instance for instance in result.instances if instance.running_s is not None]
-    kinds = sorted({_kind(instance) for instance in bought})
+    kinds: dict[tuple[str, str, str], list[InstanceResult]] = {}
+    for instance in result.instances:
+        if instance.running_s is not None:
+            kinds.setdefault((instance.market, instance.instance_type, instance.zone), []).append(instance)
     decimals = usd_decimals(result.actual_cost_usd)
     rows = []
-    for kind in kinds:
-        same = [instance for instance in bought if _kind(instance) == kind]
-        market, instance_type, zone = kind
+    for (market, instance_type, zone), same in sorted(kinds.items()):
         cost = usd(sum(instance.cost_usd for instance in same), decimals)
-        prices = _range([instance.price_usd_per_hour for instance in same])
+        prices_usd = [instance.price_usd_per_hour for instance in same]
+        prices = " - ".join(dict.fromkeys(usd(price_usd, 4) for price_usd in (min(prices_usd), max(prices_usd))))
         rows.append((str(len(same)), market.replace("_", " "), instance_type, zone or "-", prices, cost))
     is_shown = len(kinds) > 1 or any(market == "spot" or zone for market, _, zone in kinds)
     return TextTable(
@@ -402,15 +398,6 @@ def purchases(result: Result) -> TextTable:
         words=frozenset({1, 2, 3}),
         notes=(f"{printable(result.instead_of_spot)}.",) if result.instead_of_spot else (),
     )
-
-
-def _kind(instance: InstanceResult) -> tuple[str, str, str]:
-    return instance.market, instance.instance_type, instance.zone
-
-
-def _range(prices_usd: Sequence[float]) -> str:
-    """Return the lowest and the highest price, or the only one."""
-    return " - ".join(dict.fromkeys(usd(price_usd, 4) for price_usd in (min(prices_usd), max(prices_usd))))
 
 
 def trials(result: Result, most: int | None) -> TextTable:
@@ -448,12 +435,16 @@ def measured(trial: TrialResult, metric: str) -> str:
     return "-" if value is None else number(value)
 
 
+def not_shown(left: int) -> list[str]:
+    """Return a note on the trials that a table leaves out."""
+    return [f"{counted(left, 'more trial')} not shown."] if left else []
+
+
 def batch_sizes(result: Result, most: int | None) -> TextTable:
     """Return the batch sizes of trials, best first; those beyond `most` are counted. Empty if the batch is fixed."""
     order = [trial for trial in ranked(result) if trial.batches]
     shown = order[:most]
     left = len(order) - len(shown)
-    more = (f"{counted(left, 'more trial')} not shown.",) if left else ()
     return TextTable(
         title="Batch sizes, best trial first",
         header=("trial", "GPUs", "batch size", "noise scale", "efficiency", "samples/s", "gain", "goodput"),
@@ -461,7 +452,7 @@ def batch_sizes(result: Result, most: int | None) -> TextTable:
         notes=(
             "From the first stretch of training to the last. Efficiency: the part of all its samples that counted.",
             "Samples/s: at the last batch size. Gain: against at the first; goodput: likewise, of what samples count.",
-            *more,
+            *not_shown(left),
         ),
     )
 
@@ -469,7 +460,7 @@ def batch_sizes(result: Result, most: int | None) -> TextTable:
 def _row(trial: TrialResult) -> Row:
     stretches = trial.batches
     first, last = stretches[0], stretches[-1]
-    noise, speeds = noise_scales(stretches), first_and_last(stretches, throughput)
+    noise, speeds = noise_scales(stretches), first_and_last(stretches, "throughput")
     return (
         str(trial.trial),
         change(first.gpus, last.gpus),
@@ -478,7 +469,7 @@ def _row(trial: TrialResult) -> Row:
         f"{100 * mean_efficiency(stretches):.0f} %",
         amount(speeds[1]) if speeds else "-",
         gain(speeds),
-        gain(first_and_last(stretches, goodput)),
+        gain(first_and_last(stretches, "goodput")),
     )
 
 
@@ -500,7 +491,7 @@ def workers(result: Result, most: int | None) -> TextTable:
                 for trial, last in shown
                 for text in slow_workers(last, last.workers, result.slot_name)
             ),
-            *([f"{counted(left, 'more trial')} not shown."] if left else []),
+            *not_shown(left),
         ),
     )
 
@@ -531,7 +522,7 @@ def pareto(result: Result, most: int | None) -> TextTable:
         notes=(
             f"No other trial is better in one of them and as good in the rest (Pareto), at their latest reports. "
             f"{printable(result.metric)} alone ranks trials.",
-            *([f"{counted(left, 'more trial')} not shown."] if left else []),
+            *not_shown(left),
         ),
     )
 
@@ -567,7 +558,7 @@ def updates(result: Result, most: int | None) -> TextTable:
         notes=(
             "Times of one update, in milliseconds: to compute the gradient, to send it, to wait for other updates, to "
             "apply it, and to fetch the parameters. Staleness: updates by others in between.",
-            *([f"{counted(left, 'more trial')} not shown."] if left else []),
+            *not_shown(left),
         ),
     )
 
