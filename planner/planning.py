@@ -33,7 +33,7 @@ class Method(NamedTuple):
 
 def method_of(stages: Sequence[Stage]) -> Method:
     """Return how stages are planned: one by one up to their SYNCs, or by simulations of a run that has none."""
-    if stages[0].has_sync:
+    if all(stage.has_sync for stage in stages):
         return Method(search.solve_chain, search.frontier, risk.planned, hyperband.sample_lanes)
     return Method(asha.solve, asha.frontier, asha.planned, asha.sample_lanes)
 

@@ -107,7 +107,7 @@ def test_the_kernel_chooses_the_process_that_lack_of_memory_ends(tmp_path: Path)
 def test_a_death_by_torch_s_watchdog_shows_in_what_the_trial_printed_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node, "memory_kills", lambda: 3)
+    monkeypatch.setattr(slot_worker, "memory_kills", lambda: 3)
     worker = SlotWorker(Entrypoint.parse("segment_trials:Regression"), open_store(str(tmp_path)))
     log = TrialLog(path=tmp_path / "trial-001.log", limit_bytes=2**20)
     lines = "[rank1]: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)\n"
