@@ -19,9 +19,4 @@ def clean_up_home(home: Path, experiment: str | None) -> CleanedUp:
     from rubberband.cloud.aws.calls import open_aws
     from rubberband.cloud.aws.cleanup import clean_up
 
-    cleaned = clean_up(directories, open_aws, experiment)
-    unknown = [
-        f"not touched: {found}, which belongs to no experiment here; `rubberband cloud down` ends it if no driver does"
-        for found in cleaned.unknown
-    ]
-    return CleanedUp(ended=cleaned.ended, notes=[*cleaned.notes, *unknown], troubles=cleaned.troubles)
+    return clean_up(directories, open_aws, experiment)

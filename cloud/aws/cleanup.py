@@ -21,6 +21,7 @@ from rubberband.cloud.aws.intents import Intent, Intents, Run, runs_in
 from rubberband.cloud.aws.joining import delete_token
 from rubberband.cloud.aws.network import OwnInstance, delete_clusters, delete_groups, own_place
 from rubberband.cloud.clock import elapsed_s
+from rubberband.cloud.provider import CleanedUp
 from rubberband.cloud.ray_head.instance import lock
 from rubberband.errors import InputError, ProviderError, RubberbandError
 
@@ -48,19 +49,6 @@ class FoundInstance:
         return f"{what} ({self.instance_id}, {self.instance_type}{where})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CleanupResult:
-    """Result of a cleanup."""
-
-    ended: tuple[FoundInstance, ...] = ()
-    unknown: tuple[FoundInstance, ...] = ()
-    """Instances of the same owners that no folder here knows. They keep running: their driver may be elsewhere."""
-    troubles: tuple[str, ...] = ()
-    """Instances that may still run and could not be terminated or looked for, a line each."""
-    notes: tuple[str, ...] = ()
-    """Reasons why AWS could not be asked, where no instance is known to be left."""
-
-
 def clean_up(
     directories: Iterable[Path],
     open_session: Callable[[str], AwsSession],
@@ -68,10 +56,11 @@ def clean_up(
     *,
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
-) -> CleanupResult:
+) -> CleanedUp:
     """Terminate every instance of `experiment` (None: of all) that a directory knows and whose driver is dead.
 
-    Instances of a living driver are left alone. AWS is not called if the directories know no run.
+    Instances of a living driver are left alone. AWS is not called if the directories know no run. Instances of the same
+    owners that no directory knows keep running, as their driver may be elsewhere; a note names each.
     """
     places: defaultdict[tuple[str, str, str], list[tuple[Path, Run]]] = defaultdict(list)
     ended: list[FoundInstance] = []
@@ -99,7 +88,11 @@ def clean_up(
         except RubberbandError as error:
             trouble = f"{owner} in {region}: {error}"
             (troubles if any(not _over(directory, run, clock()) for directory, run in runs) else notes).append(trouble)
-    return CleanupResult(ended=tuple(ended), unknown=tuple(unknown), troubles=tuple(troubles), notes=tuple(notes))
+    notes += [
+        f"not touched: {one}, which belongs to no experiment here; `rubberband cloud down` ends it if no driver does"
+        for one in unknown
+    ]
+    return CleanedUp(ended=tuple(ended), notes=tuple(notes), troubles=tuple(troubles))
 
 
 def _over(directory: Path, run: Run, now: float) -> bool:

@@ -173,13 +173,17 @@ def explain(error: BaseException) -> str:
 
 
 def _explain_answer(error: boto.ClientError) -> str:
-    code, said = code_of(error), _said(error)
+    code, message = code_of(error), str(error.response.get("Error", {}).get("Message", ""))
+    said = " ".join(_SECRET_TAIL.sub("", message).split()).rstrip(".")[:300]
     action = missing_action(error)
     if action is not None:
         found, policy = _WHO.search(str(error)), denied_by(error)
         who = found.group(1) if found else "the role"
         if policy is not None:
-            return f"{who} may not {action}: {policy} denies it, whatever others allow; {_way_out(policy)}"
+            return (
+                f"{who} may not {action}: {policy} denies it, whatever others allow; change that (a second factor may "
+                "be needed: mfa_serial of the AWS_PROFILE), or use another account, region or type"
+            )
         return (
             f"{who} may not {action}; attach the policy "
             "rubberband/cloud/aws/policies/driver.json to it (worker.json to the role of instances), which allows it; "
@@ -241,23 +245,12 @@ _FREE_PLAN = (
 )
 
 
-def _way_out(policy: str) -> str:
-    if "service control" in policy or "resource control" in policy:
-        return "ask who manages the organization, or use another account, region or type"
-    return "change that policy; where it asks for a second factor, log in with a code (mfa_serial of the AWS_PROFILE)"
-
-
 def _remedy(code: str, said: str) -> str:
     if code == "InvalidParameterCombination" and "Free Tier" in said:
         return _FREE_PLAN
     if code == PROTECTED and "disableApiTermination" in said and (named := _INSTANCE.search(said)):
         return _UNPROTECT.format(named.group())
     return next((remedy for start, remedy in _REMEDIES if code.startswith(start)), "correct the request")
-
-
-def _said(error: boto.ClientError) -> str:
-    message = str(error.response.get("Error", {}).get("Message", ""))
-    return " ".join(_SECRET_TAIL.sub("", message).split()).rstrip(".")[:300]
 
 
 def _line(error: BaseException) -> str:

@@ -140,12 +140,8 @@ def side_costs(
     if facts.public_address:
         usd_once = ADDRESS_USD_PER_HOUR * around_h
         found.append(SideCost(line=ADDRESS_LINE, usd_per_hour=ADDRESS_USD_PER_HOUR, usd_once=usd_once))
-    if facts.nat and (passed_gb := _passed_gb(resources, facts, gpus=gpus)):
+    # Without checkpoints, whose size is not known.
+    passed_gb = (0.0 if facts.s3_endpoint else resources.dataset_gb) + (_INSTALLED_GB[gpus] if facts.installed else 0.0)
+    if facts.nat and passed_gb:
         found.append(SideCost(line=NAT_LINE, usd_once=passed_gb * prices.nat_usd_per_gb))
     return tuple(found)
-
-
-def _passed_gb(resources: Resources, facts: SideFacts, *, gpus: bool) -> float:
-    """Return the assumed download through a NAT gateway, without checkpoints, whose size is unknown."""
-    data_gb = 0.0 if facts.s3_endpoint else resources.dataset_gb
-    return data_gb + (_INSTALLED_GB[gpus] if facts.installed else 0.0)

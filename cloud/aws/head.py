@@ -31,12 +31,12 @@ from rubberband.cloud.aws.calls import (
     by_tags,
     launch_request,
 )
-from rubberband.cloud.aws.client import account_of, age, instances, type_facts, why_not_started
+from rubberband.cloud.aws.client import age, instances, type_facts, why_not_started
 from rubberband.cloud.aws.errors import FAILURES, code_of, in_one_line, verdict
 from rubberband.cloud.aws.handover import delete_secrets, put_secrets
 from rubberband.cloud.aws.images import choose_image
 from rubberband.cloud.aws.installing import what_to_install
-from rubberband.cloud.aws.network import OwnInstance, choose_subnets, own_place
+from rubberband.cloud.aws.network import choose_subnets, own_place
 from rubberband.cloud.aws.preflight import refused_launch
 from rubberband.cloud.aws.s3 import Packages, is_bucket, place_in, put_package
 from rubberband.cloud.clock import Waiting, elapsed_s
@@ -52,17 +52,16 @@ _LIVING = ("pending", "running")
 _STOPPED = ("stopping", "stopped")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadInstance:
+class HeadInstance(NamedTuple):
     """The head as EC2 shows it."""
 
     instance_id: str
     instance_type: str
     zone: str
-    started: bool
-    """Whether this call launched it."""
-    restarted: bool = False
+    restarted: bool
     """Whether it was stopped, and this call started it again."""
+    started: bool = False
+    """Whether this call launched it."""
 
 
 def ensure_head(
@@ -71,7 +70,6 @@ def ensure_head(
     *,
     folders: Sequence[str] = (),
     confirm: Callable[[], None] = lambda: None,
-    place: OwnInstance | None = None,
     clock: Callable[[], float] = elapsed_s,
     sleep: Callable[[float], None] = time.sleep,
 ) -> HeadInstance:
@@ -82,26 +80,38 @@ def ensure_head(
     that did not before, and may raise. If two are started at the same time, only the older one stays. Raises InputError
     for a wrong setting, ProviderError if EC2 does not start it.
     """
-    waiting, started, restarted = Waiting(clock=clock, sleep=sleep), "", False
-    place = place or own_place()
+    owner, waiting = resources.aws.owner, Waiting(clock=clock, sleep=sleep)
+    if (found := running_head(session, owner, lambda _: confirm(), clock=clock, sleep=sleep)) is not None:
+        return found
+    confirm()
     with in_one_line():
-        found = next(iter(heads(session, resources.aws.owner)), None)
-        if found is None or found["State"]["Name"] in _STOPPED:
-            confirm()
+        started = _launch(session, resources, folders, sleep)
+        head = _until_running(session, _the_only_one(session, owner, started, waiting), waiting)
+    return head._replace(started=head.instance_id == started)
+
+
+def running_head(
+    session: AwsSession,
+    owner: str,
+    may_start: Callable[[str], None],
+    *,
+    clock: Callable[[], float] = elapsed_s,
+    sleep: Callable[[float], None] = time.sleep,
+) -> HeadInstance | None:
+    """Return the owner's head, which is started again if it has stopped; None without one.
+
+    `may_start` is called with its id before that, and may raise. Raises ProviderError if it does not start.
+    """
+    waiting = Waiting(clock=clock, sleep=sleep)
+    with in_one_line():
+        found = next(iter(heads(session, owner)), None)
         if found is None:
-            started = _launch(session, resources, folders, place, sleep)
-            found = _the_only_one(session, resources.aws.owner, started, waiting)
-        elif found["State"]["Name"] in _STOPPED:
-            _restart(session, str(found["InstanceId"]), waiting)
-            restarted = True
-        running = _until_running(session, str(found["InstanceId"]), waiting)
-    return HeadInstance(
-        instance_id=str(running["InstanceId"]),
-        instance_type=str(running["InstanceType"]),
-        zone=str(running["Placement"]["AvailabilityZone"]),
-        started=running["InstanceId"] == started,
-        restarted=restarted,
-    )
+            return None
+        instance_id, is_stopped = str(found["InstanceId"]), found["State"]["Name"] in _STOPPED
+        if is_stopped:
+            may_start(instance_id)
+            _restart(session, instance_id, waiting)
+        return _until_running(session, instance_id, waiting)._replace(restarted=is_stopped)
 
 
 def upload_folder(session: AwsSession, checkpoints: str | None, name: str, archive: bytes) -> str | None:
@@ -120,37 +130,6 @@ def upload_folder(session: AwsSession, checkpoints: str | None, name: str, archi
 def heads(session: AwsSession, owner: str) -> list[Any]:
     """Return the owner's heads that are not terminated, the oldest first. Raises botocore's errors."""
     return sorted(instances(session, by_tags(owner=owner, role="head"), *_LIVING, *_STOPPED), key=age)
-
-
-def running_head(
-    session: AwsSession,
-    owner: str,
-    announce: Callable[[str], None],
-    may_start: Callable[[], None],
-    *,
-    clock: Callable[[], float] = elapsed_s,
-    sleep: Callable[[float], None] = time.sleep,
-) -> str:
-    """Return the id of the owner's head, which is started again if it has stopped; `announce` says so.
-
-    `may_start` is called before that, and may raise. Raises InputError if there is none, ProviderError if it does not
-    start.
-    """
-    waiting = Waiting(clock=clock, sleep=sleep)
-    with in_one_line():
-        found = next(iter(heads(session, owner)), None)
-        if found is None:
-            raise InputError(
-                f"owner {owner} has no head in {session.region} of account {account_of(session)}; "
-                "`rubberband run FILE --on head` starts one"
-            )
-        instance_id = str(found["InstanceId"])
-        if found["State"]["Name"] in _STOPPED:
-            may_start()
-            announce(f"the head {instance_id} has stopped and is started again")
-            _restart(session, instance_id, waiting)
-            _until_running(session, instance_id, waiting)
-    return instance_id
 
 
 def _restart(session: AwsSession, instance_id: str, waiting: Waiting) -> None:
@@ -192,7 +171,6 @@ def _launch(
     session: AwsSession,
     resources: Resources,
     folders: Sequence[str],
-    place: OwnInstance | None,
     sleep: Callable[[float], None],
 ) -> str:
     """Launch a head and return its id. Raises InputError, ProviderError."""
@@ -203,7 +181,7 @@ def _launch(
     # `resources.aws.image` is meant for workers; only an image that has everything serves the head as well.
     image_word = None if installs else words.image
     image, volume_gb = choose_image(session, image_word, facts, installs=installs)
-    vpc, subnets = choose_subnets(session, words.subnets, name, place)
+    vpc, subnets = choose_subnets(session, words.subnets, name, own_place())
     machines = Machines(
         image=image.image_id,
         subnets=subnets,
@@ -307,23 +285,25 @@ def _ended_before(session: AwsSession, launched: Any) -> bool:
     return shown is not None and shown["State"]["Name"] not in (*_LIVING, *_STOPPED)
 
 
-def _the_only_one(session: AwsSession, owner: str, started: str, waiting: Waiting) -> Any:
-    """Return the oldest head, as another may have been started at the same time; terminate ours if it is not that."""
+def _the_only_one(session: AwsSession, owner: str, started: str, waiting: Waiting) -> str:
+    """Return the oldest head's id, as another may have been started at the same time; terminate ours if that is
+    younger."""
     for _ in waiting.polls(_RUNNING_S, every_s=_LOOK_S):
         found = heads(session, owner)
         if any(one["InstanceId"] == started for one in found):
             if found[0]["InstanceId"] != started:
                 session.client("ec2").terminate_instances(InstanceIds=[started])
-            return found[0]
+            return str(found[0]["InstanceId"])
     raise ProviderError(f"the head {started} was launched, but EC2 does not list it; check the console, and try again")
 
 
-def _until_running(session: AwsSession, instance_id: str, waiting: Waiting) -> Any:
+def _until_running(session: AwsSession, instance_id: str, waiting: Waiting) -> HeadInstance:
     for _ in waiting.polls(_RUNNING_S, every_s=_LOOK_S):
         shown = _described(session, instance_id)
         state = shown["State"]["Name"] if shown is not None else "pending"
-        if state == "running":
-            return shown
+        if shown is not None and state == "running":
+            zone = str(shown["Placement"]["AvailabilityZone"])
+            return HeadInstance(instance_id, str(shown["InstanceType"]), zone, restarted=False)
         if state not in (*_LIVING, *_STOPPED):  # a look may be older than its start
             raise ProviderError(f"the head {instance_id} ended before it ran: {why_not_started(shown or {})}")
     raise ProviderError(

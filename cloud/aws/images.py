@@ -383,14 +383,10 @@ class Build:
                     return
                 lives = any(one["InstanceId"] == builder for one in self._builders())
                 if not lives and (seen or self._now.clock() > shown_by):
-                    raise ProviderError(f"the builder {builder} ended before the image was made: {self._why(builder)}")
+                    why = last_words(output(self._session, builder)) or "its console says nothing"
+                    raise ProviderError(f"the builder {builder} ended before the image was made: {why}; build again")
                 seen = seen or lives
         raise ProviderError(f"the builder {builder} did not finish within {LEASE_S + BOOT_S:.0f} s; build again")
-
-    def _why(self, builder: str) -> str:
-        return last_words(output(self._session, builder)) or (
-            f"see `aws ec2 get-console-output --instance-id {builder} --region {self._session.region}`; build again"
-        )
 
     def _read(self, name: str) -> str:
         """Return the text in the bucket under this name; empty without one."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from rubberband.cloud.aws import installing
 from rubberband.cloud.wheel import OTHER_WAYS, build_wheel, public_version
 from rubberband.errors import InputError
-from rubberband.installation import DISTRIBUTION, install_hint, requirement
+from rubberband.installation import DISTRIBUTION, requirement
 from rubberband.spec.resources import Aws
 from rubberband.units import shown
 
@@ -120,7 +120,7 @@ def what_to_install(packages: Packages, words: Aws) -> Installation:
         own = installing.upload_wheel(packages) if words.index_url is None else _at_the_index()
         install = f"{own} {install}"
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    found = installation(install, python=python, ray=_ray_version(), index_url=words.index_url)
+    found = installation(install, python=python, ray=importlib.metadata.version("ray"), index_url=words.index_url)
     if not found.requirements:
         return found
     return replace(found, constraints=sent(packages, constraints(words_of(install))))
@@ -134,13 +134,6 @@ def _at_the_index() -> str:
             f"it (pip install -e .), or name one by resources.aws.install: {DISTRIBUTION}[ray,aws]==VERSION"
         )
     return f"{requirement('ray', 'aws')}=={version}"
-
-
-def _ray_version() -> str:
-    try:
-        return importlib.metadata.version("ray")
-    except importlib.metadata.PackageNotFoundError:
-        raise InputError(f"ray is not installed here; run {install_hint('ray', 'aws')}") from None
 
 
 def upload_wheel(packages: Packages) -> str:

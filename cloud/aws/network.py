@@ -370,8 +370,14 @@ def fabric_of(session: AwsSession, machines: Machines, types: Sequence[str]) -> 
         if not lacks_rights(error):
             raise
         return Fabric(note=f"{_tcp(first)}: {explain(error)} (`rubberband aws setup` renews the policy)")
-    public = _public(session, machines)
-    cards = {zone: {one.instance_type: _cards(one, zone in public) for one in facts} for zone in machines.subnets}
+    subnets = session.client("ec2").describe_subnets(SubnetIds=list(machines.subnets.values()))["Subnets"]
+    public = {one["AvailabilityZone"] for one in subnets if one.get("MapPublicIpOnLaunch")}
+    cards = {
+        zone: {
+            one.instance_type: tuple(card for card in one.efa_cards if card == 0 or zone not in public) for one in facts
+        }
+        for zone in machines.subnets
+    }
     chosen = {(name, zone): own for zone, each in cards.items() if all(each.values()) for name, own in each.items()}
     least = min(len(chosen.get((first.instance_type, zone), ())) for zone in cards)
     return Fabric(cards=chosen, note=_note(first, least, public))
@@ -391,35 +397,21 @@ def _note(first: TypeFacts, least: int, public: set[str]) -> str:
     )
 
 
-def _cards(facts: TypeFacts, public: bool) -> tuple[int, ...]:
-    return tuple(card for card in facts.efa_cards if card == 0) if public else facts.efa_cards
-
-
-def _public(session: AwsSession, machines: Machines) -> set[str]:
-    """Return the zones whose subnet gives public addresses."""
-    shown = session.client("ec2").describe_subnets(SubnetIds=list(machines.subnets.values()))["Subnets"]
-    return {one["AvailabilityZone"] for one in shown if one.get("MapPublicIpOnLaunch")}
-
-
 def _passes(session: AwsSession, machines: Machines) -> bool:
     """Return whether the security group lets all traffic from and to itself; change it where it is ours."""
     ec2, group = session.client("ec2"), machines.security_group
     shown = ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]
     is_ours = shown["GroupName"] == group_name(machines.owner) and tags_in(shown).get(OWNER_TAG) == machines.owner
-    every = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}]
-    for rules, allow in (
-        ("IpPermissions", ec2.authorize_security_group_ingress),
-        ("IpPermissionsEgress", ec2.authorize_security_group_egress),
-    ):
-        if any(_is_for_all(rule, group) for rule in shown.get(rules, ())):
-            continue
-        if not is_ours:
-            return False
-        with ignoring("InvalidPermission.Duplicate"):
-            allow(GroupId=group, IpPermissions=every)
-    return True
-
-
-def _is_for_all(rule: Mapping[str, Any], group: str) -> bool:
-    peers = [pair.get("GroupId") for pair in rule.get("UserIdGroupPairs", ())]
-    return rule.get("IpProtocol") == "-1" and group in peers
+    if is_ours:
+        every = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}]
+        for allow in (ec2.authorize_security_group_ingress, ec2.authorize_security_group_egress):
+            with ignoring("InvalidPermission.Duplicate"):
+                allow(GroupId=group, IpPermissions=every)
+    return is_ours or all(
+        any(
+            rule.get("IpProtocol") == "-1"
+            and group in [pair.get("GroupId") for pair in rule.get("UserIdGroupPairs", ())]
+            for rule in shown.get(rules, ())
+        )
+        for rules in ("IpPermissions", "IpPermissionsEgress")
+    )

@@ -62,7 +62,7 @@ def start(
         return {"started": False}
     if (other := _latest(name)) is not None and _lives(other):
         raise InputError(f"{name} runs on the head already; `rubberband status {name} --on head --watch` follows it")
-    if made_of is not None and made_of != _read(folder() / "made-of"):
+    if made_of is not None and made_of != (folder() / "made-of").read_text().strip():
         raise InputError("the head was given other code or packages just now; run the command again")
     run.mkdir(parents=True)
     try:
@@ -103,10 +103,6 @@ def drive(*, words: list[str], secrets: str) -> NoReturn:
 
 
 _REGION = ("AWS_DEFAULT_REGION", "RUBBERBAND_DEVICE")
-
-
-def _read(path: Path) -> str:
-    return path.read_text().strip() if path.exists() else ""
 
 
 def _run(command: list[str]) -> None:

@@ -45,7 +45,7 @@ def prices(resources: Resources, home: Path, until: float) -> Today:
     rooms, unknown = _rooms(session, resources, table.notes)
     if rooms and not any(room.instances for room in rooms):
         raise InputError(f"resources.instance_type: {rooms[0].refusal(resources.max_instances)}")
-    notes = (f"{room.note()}{_consequence(room, rooms, resources.max_instances)}." for room in rooms)
+    notes = (f"{room.note()}{_consequence(room, resources.max_instances)}." for room in rooms)
     return Today(
         table=beside,
         room=_by_type(rooms),
@@ -138,15 +138,10 @@ def _rooms(
     return (), (f"quota: not known ({reason}); max_instances={resources.max_instances} is used unchecked.",)
 
 
-def _consequence(room: capacity.Room, rooms: Sequence[capacity.Room], max_instances: int) -> str:
+def _consequence(room: capacity.Room, max_instances: int) -> str:
     """Return the effect on the plan of a quota below the file's max_instances."""
     if room.instances >= max_instances:
         return ""
     if room.instances:
         return f"; no more are planned with (max_instances={max_instances})"
-    if room.market == "spot":
-        return "; planned without spot"
-    spot = [other for other in rooms if (other.instance_type, other.market) == (room.instance_type, "spot")]
-    if any(other.instances for other in spot):
-        return "; a stage that is planned on demand would be refused"
     return "; it is left out"

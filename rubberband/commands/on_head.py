@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -40,7 +40,6 @@ def run_on_head(
     yes: bool,
 ) -> int:
     """Check, ask, start or find the head, send the folder, start the run there and follow it. Return its exit code."""
-    from rubberband.cloud.aws.handover import packed_secrets
     from rubberband.cloud.aws.head import ensure_head, upload_folder
     from rubberband.cloud.aws.s3 import is_bucket
     from rubberband.executor.ray.code import pack
@@ -59,7 +58,7 @@ def run_on_head(
     if entrypoint.command is not None:
         entrypoint.check(1, elsewhere=True)
         require_sent(experiment, entrypoint)
-    secrets = packed_secrets({**entrypoint.environment.secrets, **_notified(experiment.notify or ())})
+    secrets = _packed(resources.secrets, experiment.notify or ())
     if any(text in override for override in overrides for text in entrypoint.environment.masks()):
         raise InputError(
             "-s: a setting holds the value of a secret, which the history of Run Command would keep; let the trial "
@@ -140,11 +139,7 @@ def _free_name(remote: RemoteHead, name: str) -> str:
     """Return the first name like this one that no experiment on the head has."""
     from rubberband.executor.journal.folder import free_name
 
-    answer = remote.ask(["ps", "--output", "json"])
-    if answer.exit_code:
-        raise ProviderError(f"the head does not list its experiments: {answer.err.strip()}")
-    taken = {one["name"] for one in json.loads(answer.out)["experiments"]}
-    return free_name(name, taken.__contains__)
+    return free_name(name, {one["name"] for one in _told(remote, "ps")["experiments"]}.__contains__)
 
 
 def forward(context: typer.Context) -> int:
@@ -154,6 +149,7 @@ def forward(context: typer.Context) -> int:
     """
     from rubberband.executor.run.allowance import pledge_on_head, require_on_head
     from rubberband.running.run import bound_of
+    from rubberband.spec.observers import NotifyAddress
 
     command, params = str(context.info_name), context.params
     several = params.get("names") or ()
@@ -171,9 +167,10 @@ def forward(context: typer.Context) -> int:
                 f"the head has other code or packages than {name} was started with; give it those of here first: "
                 "`rubberband cloud up FILE`"
             )
-        status = _status(remote, name)
-        most_usd, spent_usd = _limit_and_bill(status)
-        secrets = _secrets_of(status)
+        status = _told(remote, "status", name)
+        words_of_file, (most_usd, spent_usd) = status["words"], _limit_and_bill(status)
+        asked = [NotifyAddress(**address) for address in words_of_file.get("notify") or ()]
+        secrets = _packed(words_of_file.get("resources", {}).get("secrets", ()), asked)
         require_on_head(default_home(), most_usd, known.get("types", ()))
         bill = f"{bound_of(most_usd)}, {format_usd(spent_usd)} spent"
         confirm_bill(f"{name} continues on the head: {bill}", "go on", yes=bool(params["yes"]))
@@ -191,7 +188,7 @@ def forward(context: typer.Context) -> int:
         typer.confirm(question, abort=True, err=True)
         words = ["--yes", *words]
     if params.get("max_cost") is not None and not params["dry_run"]:
-        most_usd, spent_usd = _limit_and_bill(_status(remote, name))
+        most_usd, spent_usd = _limit_and_bill(_told(remote, "status", name))
         new_usd = parse_usd(params["max_cost"])
         require_on_head(default_home(), new_usd)
         pledge_on_head(default_home(), head, max(0.0, new_usd - (spent_usd if most_usd is None else most_usd)))
@@ -232,38 +229,28 @@ def _printed(answer: HeadAnswer, path: str | Path | None = None) -> int:
     return answer.exit_code
 
 
-def _status(remote: RemoteHead, name: str) -> Mapping[str, Any]:
-    """Return the status of an experiment on the head. Raises ProviderError."""
-    answer = remote.ask(["status", "--output", "json", name])
+def _told(remote: RemoteHead, *words: str) -> Any:
+    """Return the JSON that a command prints on the head. Raises ProviderError where it fails."""
+    answer = remote.ask([*words, "--output", "json"])
     if answer.exit_code:
-        raise ProviderError(answer.err.strip().removeprefix("error: ") or f"the head does not know {name}")
-    found: dict[str, Any] = json.loads(answer.out)
-    return found
+        raise ProviderError(answer.err.strip().removeprefix("error: ") or f"`rubberband {words[0]}` fails on the head")
+    return json.loads(answer.out)
 
 
 def _limit_and_bill(status: Mapping[str, Any]) -> tuple[float | None, float]:
     """Return the max_cost of an experiment on the head, and what it has cost, in USD."""
-    summary = status["summary"]
-    return summary["max_cost_usd"], summary["cost_usd"]
+    return status["summary"]["max_cost_usd"], status["summary"]["cost_usd"]
 
 
-def _secrets_of(status: Mapping[str, Any]) -> str:
-    """Return the packed secrets of an experiment on the head, which has none after its driver. Raises InputError."""
+def _packed(secrets: Iterable[str], notify: Iterable[NotifyAddress]) -> str:
+    """Return the values of secrets and the addresses of notices here, packed for a head, which has none after its
+    driver. Raises InputError if one is missing."""
     from rubberband.cloud.aws.handover import packed_secrets
-    from rubberband.spec.observers import NotifyAddress
+    from rubberband.executor.run.notices import addresses
     from rubberband.spec.resources import Resources
 
-    words = status["words"]
-    names, asked = words.get("resources", {}).get("secrets", ()), words.get("notify") or ()
-    secrets = Resources(secrets=tuple(names)).environment(os.environ).secrets
-    return packed_secrets({**secrets, **_notified([NotifyAddress(**address) for address in asked])})
-
-
-def _notified(wanted: Sequence[NotifyAddress]) -> dict[str, str]:
-    """Return the variables with the addresses of notices. Raises InputError if one is missing."""
-    from rubberband.executor.run.notices import addresses
-
-    return {address.variable: address.url for address in addresses(wanted, os.environ)}
+    values = Resources(secrets=tuple(secrets)).environment(os.environ).secrets
+    return packed_secrets({**values, **{one.variable: one.url for one in addresses(list(notify), os.environ)}})
 
 
 def root_of(path: Path) -> Path:
@@ -287,12 +274,13 @@ def _followed(remote: RemoteHead, name: str, start: Callable[[], str] | None) ->
             sys.stdout.buffer.write(seen.log)
             sys.stdout.flush()
             offset += len(seen.log)
-            if seen.exit_code is not None and not seen.more:
+            if seen.more:
+                continue
+            if seen.exit_code is not None:
                 return seen.exit_code
             if not seen.lives:
                 break
-            if not seen.more:
-                time.sleep(_FOLLOW_S)
+            time.sleep(_FOLLOW_S)
     except HeadRefusedError:
         raise
     except (KeyboardInterrupt, RubberbandError) as error:
@@ -309,6 +297,7 @@ def _found(name: str) -> tuple[RemoteHead, Mapping[str, Any], str]:
     """Return the head on which an experiment was started, started again if it has stopped; also what is remembered of
     that start, and what the head is made of. Raises InputError."""
     from rubberband.cloud.aws.calls import open_aws
+    from rubberband.cloud.aws.client import account_of
     from rubberband.cloud.aws.head import running_head
     from rubberband.executor.run.allowance import require_head
     from rubberband.spec.account import remembered
@@ -326,8 +315,17 @@ def _found(name: str) -> tuple[RemoteHead, Mapping[str, Any], str]:
     if words["checkpoints"] is None:
         raise InputError(f"{name} was not started from here, and no bucket is known; run `rubberband aws setup`")
     session = open_aws(words["region"])
-    instance_id = running_head(session, words["owner"], note, lambda: require_head(home, words["region"]))
-    remote = remote_head(session, instance_id, words["checkpoints"], words["owner"])
+
+    def may_start(instance_id: str) -> None:
+        require_head(home, words["region"])
+        note(f"the head {instance_id} has stopped and is started again")
+
+    if (head := running_head(session, words["owner"], may_start)) is None:
+        raise InputError(
+            f"owner {words['owner']} has no head in {session.region} of account {account_of(session)}; "
+            "`rubberband run FILE --on head` starts one"
+        )
+    remote = remote_head(session, head.instance_id, words["checkpoints"], words["owner"])
     return remote, words, remote.wait_until_ready(note)
 
 

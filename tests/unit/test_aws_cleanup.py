@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rubberband.cloud.aws.cleanup import CleanupResult, clean_up
+from rubberband.cloud.aws.cleanup import clean_up
+from rubberband.cloud.provider import CleanedUp
 from rubberband.cloud.ray_head.instance import lock
 from rubberband.commands.care import cleanup as cleanup_command
 from tests.builders.fake_ec2 import Killed, World
@@ -21,7 +22,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path / "experiments" / "digits" / "local")
 
 
-def cleaned(world: World, *others: Path, experiment: str | None = None) -> CleanupResult:
+def cleaned(world: World, *others: Path, experiment: str | None = None) -> CleanedUp:
     return clean_up(
         [world.directory, *others],
         lambda _region: world.fake.session("driver"),
@@ -32,7 +33,7 @@ def cleaned(world: World, *others: Path, experiment: str | None = None) -> Clean
 
 
 def test_where_there_is_no_run_aws_is_not_asked(world: World) -> None:
-    assert cleaned(world) == CleanupResult()
+    assert cleaned(world) == CleanedUp()
     assert world.fake.calls == []
 
 
@@ -57,13 +58,13 @@ def test_a_sweep_with_credentials_of_another_account_says_so_and_ends_no_record(
     assert found.ended == ()
     (trouble,) = found.troubles
     assert f"that is in account {world.fake.world.account}, and these credentials are of 999999999999" in trouble
-    assert [one.instance for one in cleaned(world).ended] == ["a"]
+    assert [str(one).partition(" ")[0] for one in cleaned(world).ended] == ["a"]
 
 
 def test_an_instance_that_ended_itself_is_not_reported_as_ended_by_sweep(world: World) -> None:
     world.driver().launch("a")
     world.sleep(2000.0)
-    assert cleaned(world) == CleanupResult()
+    assert cleaned(world) == CleanedUp()
     status = world.look(world.driver())["a"]
     assert "lease" in status.reason
 
@@ -80,7 +81,7 @@ def test_a_driver_killed_while_it_asked_leaves_nothing(world: World, took_effect
     world.fake.fault = None
     found = cleaned(world)
     assert world.living == []
-    assert [one.instance for one in found.ended] == (["a"] if took_effect else [])
+    assert [str(one).partition(" ")[0] for one in found.ended] == (["a"] if took_effect else [])
     assert sum(call.operation == "RunInstances" for call in world.fake.calls) == 1
 
 
@@ -110,7 +111,7 @@ def test_sweep_ends_only_the_named_experiment_of_an_owner(world: World, tmp_path
     other.fake, other.machines = world.fake, world.machines
     other.driver().launch("x")
     world.driver().launch("a")
-    assert [one.instance for one in cleaned(world, other.directory, experiment="other").ended] == ["x"]
+    assert [str(one).partition(" ")[0] for one in cleaned(world, other.directory, experiment="other").ended] == ["x"]
     assert world.living == ["a"]
 
 
@@ -120,7 +121,7 @@ def test_files_outside_known_folders_are_reported_and_left(world: World, tmp_pat
     elsewhere.driver().launch("x")
     world.driver().launch("a")
     found = cleaned(world)
-    assert [one.instance for one in found.unknown] == ["x"]
+    assert found.notes[0].startswith("not touched: x of digits (i-")
     assert world.living == ["x"]
 
 

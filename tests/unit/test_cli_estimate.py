@@ -317,11 +317,11 @@ def test_plan_leaves_spot_out_where_there_is_no_quota_for_it(fake: FakeAws, file
     fake.world.quotas_vcpus[G_SPOT] = 0.0
     answer = rubberband.json("estimate", "--live", file, *AWS, *spot)
     assert {stage["market"] for stage in answer["plan"]["stages"]} == {"on_demand"}
-    assert any(note.endswith("; planned without spot.") for note in answer["notes"])
+    assert any(note.endswith("; it is left out.") for note in answer["notes"])
     fake.world.quotas_vcpus |= {G_SPOT: 8.0, G_ON_DEMAND: 0.0}
     answer = rubberband.json("estimate", "--live", file, *AWS, *spot)
     assert {(stage["market"], stage["instances"] <= 2) for stage in answer["plan"]["stages"]} == {("spot", True)}
-    assert any(note.endswith("planned on demand would be refused.") for note in answer["notes"])
+    assert any(note.endswith("; it is left out.") for note in answer["notes"])
 
 
 @pytest.mark.usefixtures("offline")
