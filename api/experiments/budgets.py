@@ -14,7 +14,6 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder
 from rubberband.states import ACTIVE, AT_WORK, ExperimentState
 from rubberband.units import MONEY_SLACK_USD, format_usd, month_begin
-from rubberband.values.submission import Submission, Summary
+from rubberband.values.submission import Submission
 
 QUEUED, INTERRUPTED = ExperimentState.QUEUED, ExperimentState.INTERRUPTED
 
@@ -84,7 +83,7 @@ class Budgets:
         self.require_budget(row.owner, expense, now, ask)
         shortage = self.shortage(expense, now, queued=ask.queued, bill_usd=bill_usd) if self.is_member(row) else None
         if shortage is not None:
-            raise HttpProblem(REFUSED, f"{shortage.words(ask.what)}; {ask.instead}, or raise the cap")
+            raise HttpProblem(REFUSED, f"{shortage.words(f'{ask.what} costs')}; {ask.instead}, or raise the cap")
 
     def require_budget(self, owner: str, expense: Expense, now: float, ask: Ask = PLAN) -> None:
         """Raise Problem REFUSED where an expense is more than is left of its owner's budget of a month."""
@@ -92,15 +91,10 @@ class Budgets:
         if budget_usd is None:
             return
         used = self._owner_usd(owner, now, queued=ask.queued)
-        short = MonthCap(pool="", cap_usd=budget_usd, committed_usd=used, used_words="").shortage(expense, now)
-        if short is None:
-            return
-        used_usd, this_month = used.get(short.month, 0.0), short.month == month_begin(now)
-        month = "this month" if this_month else f"in {datetime.fromtimestamp(short.month, UTC):%B %Y}"
-        text = f"{format_usd(used_usd)} of {format_usd(budget_usd)} are spent or planned {month}"
-        asked = f"{ask.what} costs {format_usd(expense.cost_usd)}"
-        later = "next month" if short.next_at is not None else "ask the operator for a larger budget"
-        raise HttpProblem(REFUSED, f"budget of {owner}: {text}, and {asked}; {ask.instead}, or {later}")
+        cap = MonthCap(title=f"budget of {owner}", cap_usd=budget_usd, committed_usd=used)
+        if (short := cap.shortage(expense, now)) is not None:
+            later = "next month" if short.next_at is not None else "ask the operator for a larger budget"
+            raise HttpProblem(REFUSED, f"{short.words(f'{ask.what} costs')}; {ask.instead}, or {later}")
 
     def require_resume(
         self, row: Submission, expected: Forecast | None, now: float, *, bill_usd: float | None
@@ -198,10 +192,8 @@ class Budgets:
         if pool.max_usd_per_month is None:
             return None
         committed = self.committed_usd(now, bill_usd=bill_usd, queued=queued)
-        cap = MonthCap(
-            pool=pool.name, cap_usd=pool.max_usd_per_month, committed_usd=committed, used_words="spent or planned"
-        )
-        return cap.shortage(expense, now)
+        title = f"pool {pool.name}'s max_usd_per_month"
+        return MonthCap(title=title, cap_usd=pool.max_usd_per_month, committed_usd=committed).shortage(expense, now)
 
     def is_member(self, row: Submission) -> bool:
         """Whether the pool pays for an experiment."""
@@ -214,8 +206,7 @@ class Budgets:
 
     def _spent_usd(self, now: float, **whose: str) -> float:
         """Return what experiments have cost since the begin of the month of `now`; `whose` is that of `Store.bills`."""
-        begin = month_begin(now)
-        return sum(_since_usd(*bill, begin) for bill in self._store.bills(since=begin, **whose))
+        return sum(bill.month_usd(now) for bill in self._store.bills(since=month_begin(now), **whose))
 
     def _by_month(
         self, rows: Iterable[Submission], spent_usd: float, now: float, *, queued: bool
@@ -236,8 +227,8 @@ class Budgets:
         if row.state not in ACTIVE and promise is None and not _is_lost(row, now):
             return summary.cost_usd
         known = [row.admitted_usd, 0.0 if summary.forecast_cost_usd is None else summary.forecast_cost_usd]
-        if not any(known):  # admitted by an earlier version
-            known.append(self._planned(row, "cost_usd") if promise is None else promise.cost_usd)
+        if not any(known):  # submitted before the service had a pool
+            known.append(self._planned(row, "cost_usd"))
         return max(summary.cost_usd, *known)
 
     def _expected_s(self, row: Submission) -> float:
@@ -267,13 +258,6 @@ def _is_lost(row: Submission, now: float) -> bool:
     """Whether its process died this month while it measured its profile: what that cost is not known."""
     measured = row.words.get("profile") is None and row.summary.started_at is None
     return row.state is INTERRUPTED and measured and row.changed_at >= month_begin(now)
-
-
-def _since_usd(bill: Summary, created_at: float, begin: float) -> float:
-    """Return what an experiment has cost since the begin of a month."""
-    if bill.month_at is not None:
-        return bill.month_cost_usd if bill.month_at >= begin else 0.0
-    return bill.cost_usd if created_at >= begin else 0.0  # a summary of an earlier version
 
 
 # Money as the watcher asks for it: may a queued experiment start, and has an owner used his budget up.

@@ -31,7 +31,7 @@ from rubberband.executor.run.follower import (
 )
 from rubberband.states import ExperimentState
 from rubberband.units import month_begin
-from rubberband.values.submission import NO_LABELS, Labels, Submission, Summary
+from rubberband.values.submission import Labels, Submission, Summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,7 +400,7 @@ def labels_found(folder: ExperimentFolder) -> Labels:
         return Labels()
 
 
-def taken_in(journal: WholeJournal, *, at: float, events_s: float, labels: Labels = NO_LABELS) -> TakenIn:
+def taken_in(journal: WholeJournal, *, at: float, events_s: float, labels: Labels) -> TakenIn:
     """Return the row of a finished experiment, and its events unless it ended more than `events_s` ago."""
     header, controller = journal.header, journal.controller
     outcome, reason = outcome_of(controller)

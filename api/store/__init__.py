@@ -183,12 +183,12 @@ class Store:
         with self._database.reading() as connection:
             return [self._submission(row) for row in connection.execute(sql.select(SUBMISSIONS).where(_GOING_ON, mine))]
 
-    def bills(self, *, since: float, owner: str | None = None, provider: str = "") -> Sequence[tuple[Summary, float]]:
-        """Return summary and begin of the experiments that may cost money since an instant (Unix time).
+    def bills(self, *, since: float, owner: str | None = None, provider: str = "") -> Sequence[Summary]:
+        """Return the summaries of the experiments that may cost money since an instant (Unix time).
 
         Those of a token, or of a provider; also of those that were deleted.
         """
-        chosen = [_columns.summary, _columns.created_at, *([_columns.words] if provider else [])]
+        chosen = [_columns.summary, *([_columns.words] if provider else [])]
         mine = sql.true() if owner is None else _columns.owner == owner
         query = sql.select(*chosen).where(sql.or_(_columns.changed_at >= since, _GOING_ON), mine)
         with self._database.reading() as connection:
@@ -196,7 +196,7 @@ class Store:
             if provider:
                 rows = [row for row in rows if row.words.get("resources", {}).get("provider") == provider]
             rows += connection.execute(deleted_bills(since, owner, provider)).all()
-        return [(summary_of(row.summary), row.created_at) for row in rows]
+        return [summary_of(row.summary) for row in rows]
 
     def submitted_by(self, owner: str, *, since: float) -> Sequence[Submission]:
         """Return the experiments that a token submitted since an instant (Unix time)."""

@@ -89,10 +89,10 @@ def mark_deleted(database: Database, connection: sql.Connection, gone: Mapping[s
         connection.execute(mark.on_conflict_do_update(index_elements=["experiment"], set_=later), rows)
 
 
-def deleted_bills(since: float, owner: str | None, provider: str) -> sql.Select[tuple[object, float]]:
+def deleted_bills(since: float, owner: str | None, provider: str) -> sql.Select[tuple[object]]:
     """Return the query of the bills of deleted experiments, as `Store.bills` asks for those of the others."""
     bill = DELETED.c
-    query = sql.select(bill.summary, bill.created_at).where(bill.changed_at >= since)
+    query = sql.select(bill.summary).where(bill.changed_at >= since)
     if owner is not None:
         query = query.where(bill.owner == owner)
     return query.where(bill.provider == provider) if provider else query

@@ -26,6 +26,7 @@ from rubberband.features import parts
 from rubberband.files import EXCLUSIVE, locked, make_directories, private, write_atomically
 from rubberband.installation import default_home, default_store
 from rubberband.planning.feasible import PricesAndQuotas
+from rubberband.planning.month_cap import Expense, MonthCap
 from rubberband.spec.account import POLICY_FILE, AccountPolicy
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_policy
@@ -238,18 +239,19 @@ def _require_month(
         return
     if most_usd is None:
         raise _beyond("max_usd_per_month", f"{key} is missing", f"set it to at most {format_usd(cap_usd)}")
-    own_usd = most_usd if spent is None else _this_month_usd(spent, now) + max(0.0, most_usd - spent.cost_usd)
+    own_usd = most_usd if spent is None else spent.month_usd(now) + max(0.0, most_usd - spent.cost_usd)
     used_usd = committed_usd(
         folder.home, now, store=folder.store, but=folder.name if pool is None else "", but_pool=pool
     )
-    if used_usd + own_usd > cap_usd + MONEY_SLACK_USD:
-        left = format_usd(max(0.0, cap_usd - used_usd))
-        used = f"{format_usd(used_usd)} of {format_usd(cap_usd)} are spent or may be this month, {left} are left"
+    committed, title = {month_begin(now): used_usd}, f"max_usd_per_month of {POLICY_FILE}"
+    cap = MonthCap(title=title, cap_usd=cap_usd, committed_usd=committed, used_words="spent or may be")
+    short = cap.shortage(Expense(cost_usd=own_usd, start_at=now, duration_s=0.0), now)
+    if short is not None:
         lower = f"lower {key}, " if key else ""
         fix = f"{lower}wait for the others or the next month, or raise the policy"
         if any(_head_note(folder.home, "x").path.parent.glob("head.*.json")):
             fix += "; `rubberband ps --on head` asks the head for its part anew"
-        raise _beyond("max_usd_per_month", f"{used}, and this may cost {format_usd(own_usd)}", fix)
+        raise InputError(f"{short.words('this may cost')}; {fix}")
 
 
 # The month: what the home has spent on rented instances, and what may still be.
@@ -281,10 +283,6 @@ def _rents(words: Mapping[str, Any]) -> bool:
     return kind_in(words).is_rented and words["resources"].get("pool") is None
 
 
-def _this_month_usd(summary: Summary, now: float) -> float:
-    return summary.month_cost_usd if summary.month_at is not None and summary.month_at >= month_begin(now) else 0.0
-
-
 def _experiment_usd(folder: ExperimentFolder, now: float) -> float:
     busy = at_work(folder)
     if not busy and folder.store is None and _changed_at(folder.journal) < month_begin(now):
@@ -304,7 +302,7 @@ def _experiment_usd(folder: ExperimentFolder, now: float) -> float:
         if not kind_in(left.header.setup["experiment"]).is_rented:
             return 0.0
         summary, most_usd = summary_of(left.header, left.controller, left.controller.state.now), None
-    spent_usd = _this_month_usd(summary, now)
+    spent_usd = summary.month_usd(now)
     if not busy:
         return spent_usd
     most_usd = summary.forecast_cost_usd if most_usd is None else most_usd
@@ -341,7 +339,7 @@ def spent_this_month_usd(follower: JournalFollower) -> float:
     """Return what the home has spent on an experiment this month; 0 if it rents nothing, or a pool's bill has it."""
     if not _rents(follower.header.setup["experiment"]):
         return 0.0
-    return _this_month_usd(follower.summary(), time.time())
+    return follower.summary().month_usd(time.time())
 
 
 def keep_spent(folder: ExperimentFolder, created_at: float, spent_usd: float) -> None:

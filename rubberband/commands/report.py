@@ -265,14 +265,14 @@ def _all_listed(client: Client | None, search: str, tags: Sequence[str], *, arch
         from rubberband.commands.local_experiment import local_experiments
         from rubberband.installation import default_home, default_store
         from rubberband.states import ACTIVE
-        from rubberband.values.submission import has_tags, matches
+        from rubberband.values.submission import matches, same_case
 
         here = map(_listed, local_experiments(default_home(), default_store()))
         found = [row for row in here if (row.archived and row.state not in ACTIVE) is archived]
         return [
             row
             for row in found
-            if has_tags(row.tags, tags) and matches(search, row.name, row.state, row.note, *row.tags)
+            if {*map(same_case, tags)} <= {*row.tags} and matches(search, row.name, row.state, row.note, *row.tags)
         ]
     with client:
         there = client.experiments(search=search, tags=tags, archived=archived)

@@ -1,4 +1,4 @@
-"""The cap of a pool on the bill of a calendar month (UTC), and what a plan takes of it.
+"""A cap on the bill of a calendar month (UTC): a pool's, a token's budget, or the policy's; what a plan takes of it.
 
 A cost counts wholly in each month in which it is paid, so that no month has more than its cap, whatever its days cost.
 Idle time of instances is not planned; the broker stops the pool at the cap in any case.
@@ -51,26 +51,24 @@ class Shortage:
     def left_usd(self) -> float:
         return max(0.0, self.cap.cap_usd - self.cap.committed_usd.get(self.month, 0.0))
 
-    def words(self, what: str = "this plan") -> str:
-        """Return the cap, what is used of it, and that `what` costs more."""
-        cap, cost_usd = self.cap, self.expense.cost_usd
+    def words(self, asked: str = "this plan costs") -> str:
+        """Return the cap, what is used of it, and how much more is `asked`."""
+        cap, month = self.cap, f"{datetime.fromtimestamp(self.month, UTC):%B %Y}"
         used = f"{format_usd(cap.committed_usd.get(self.month, 0.0))} of {format_usd(cap.cap_usd)} are {cap.used_words}"
-        return (
-            f"pool {cap.pool}'s max_usd_per_month: {used} in {datetime.fromtimestamp(self.month, UTC):%B %Y}, "
-            f"{format_usd(self.left_usd)} are left, and {what} costs {format_usd(cost_usd)}"
-        )
+        left = f"{format_usd(self.left_usd)} are left, and {asked} {format_usd(self.expense.cost_usd)}"
+        return f"{cap.title}: {used} in {month}, {left}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonthCap:
-    """A pool's cap of each month, and what is used of it."""
+    """The cap of each month, and what is used of it."""
 
-    pool: str
+    title: str
+    """Its name in a refusal: `pool team's max_usd_per_month`, or `budget of ann`."""
     cap_usd: float
     committed_usd: Mapping[float, float]
     """Begin of a month (Unix time) -> what is used in it."""
-    used_words: str
-    """How it is used: `spent`, or also planned."""
+    used_words: str = "spent or planned"
 
     def shortage(self, expense: Expense, now: float) -> Shortage | None:
         """Return the month in which the cap leaves least for an expense; None if it fits into all months."""
@@ -90,7 +88,7 @@ class MonthCap:
         last = "raise the cap"
         if found.next_at is not None:
             last = f"start it from {format_instant(datetime.fromtimestamp(found.next_at, UTC))} on"
-        return f"{found.words(what)}; {', '.join([*ways, f'or {last}' if ways else last])}"
+        return f"{found.words(f'{what} costs')}; {', '.join([*ways, f'or {last}' if ways else last])}"
 
     def _next_at(self, month: float, expense: Expense) -> float | None:
         """Return the begin of the first month after `month` with room for all of it; None if that is above the cap."""
@@ -117,7 +115,8 @@ def month_cap(path: Path, now: float, *, starts: bool = False) -> MonthCap | Non
     if starts:
         broker.ensure_broker()
     committed = {month_begin(now): broker.month_usd()}
-    return MonthCap(pool=pool.name, cap_usd=pool.max_usd_per_month, committed_usd=committed, used_words="spent")
+    title = f"pool {pool.name}'s max_usd_per_month"
+    return MonthCap(title=title, cap_usd=pool.max_usd_per_month, committed_usd=committed, used_words="spent")
 
 
 def require_money(path: Path, cost_usd: float, jct_s: float, what: str) -> None:

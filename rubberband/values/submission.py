@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rubberband.errors import InputError
 from rubberband.states import ACTIVE, ExperimentState
-from rubberband.units import TURNING, shown
+from rubberband.units import TURNING, month_begin, shown
 from rubberband.values.offer import Unit
 
 MOST_TAGS, LONGEST_TAG, LONGEST_NOTE = 20, 32, 1000
@@ -26,9 +26,6 @@ class Labels:
     note: str = ""
     archived: bool = False
     """Whether lists leave it out once it does not run."""
-
-
-NO_LABELS = Labels()
 
 
 class NoteChangedError(InputError):
@@ -97,11 +94,6 @@ def _checked_note(note: str) -> str:
     return text
 
 
-def has_tags(labels: Iterable[str], wanted: Iterable[str]) -> bool:
-    """Whether all wanted tags, in upper or lower case, are among those of an experiment."""
-    return {*map(same_case, wanted)} <= {*labels}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """Figures of an experiment for a list; all zero or None before it started."""
@@ -145,6 +137,10 @@ class Summary:
     best_value: float | None = None
     best_trial: int | None = None
 
+    def month_usd(self, now: float) -> float:
+        """Return what it has spent in the month (UTC) of `now` (Unix time)."""
+        return self.month_cost_usd if self.month_at is not None and self.month_at >= month_begin(now) else 0.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
@@ -172,7 +168,7 @@ class Submission:
     """`HOST:PATH` of the home whose service drives it; empty where that is the service that was asked."""
     admitted_usd: float = 0.0
     """Whole cost for which it was admitted last: of its plan, a resume or an extension."""
-    labels: Labels = NO_LABELS
+    labels: Labels = Labels()
 
     @property
     def is_archived(self) -> bool:

@@ -28,8 +28,9 @@ from rubberband.executor import TAIL, Extension, Outlook, PrintedLine, Result, s
 from rubberband.executor.run.removing import Removal
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ACTIVE, OVER, Action, ExperimentState, obstacle, possible
+from rubberband.units import month_begin
 from rubberband.values.plan import Plan, StagePlan
-from rubberband.values.submission import LabelChange, Submission
+from rubberband.values.submission import LabelChange, Submission, Summary
 from rubberband.views.trial import why_not_stopped
 from tests.builders import experiment_words
 from tests.builders.clocks import Clock
@@ -228,6 +229,11 @@ def fake_service(home: Path, **settings: Any) -> Iterator[FakeService]:
     app = app_of(Service(settings=chosen, store=store, plans=plans, runs=cast("ExperimentRuns", runs), feed=feed))
     with served(app) as client:
         yield FakeService(client=client, store=store, runs=runs, feed=feed, clock=clock)
+
+
+def spent(usd: float, at: float, **others: Any) -> Summary:
+    """The summary of an experiment that has cost this in the month of an instant."""
+    return Summary(cost_usd=usd, month_at=month_begin(at), month_cost_usd=usd, **others)
 
 
 def words(**changes: Any) -> dict[str, Any]:

@@ -385,7 +385,7 @@ def test_a_months_budget_counts_what_is_spent_and_what_is_planned(tmp_path: Path
         assert submit(service, "two", **free).status_code == 201
         refused = submit(service, "three", **free)
         assert refused.status_code == 422
-        assert "0.48 USD of 0.50 USD are spent or planned this month" in refused.json()["detail"]
+        assert "0.48 USD of 0.50 USD are spent or planned in" in refused.json()["detail"]
         service.store.change("one", at=service.clock(), state=ExperimentState.DONE, reason="")
         assert submit(service, "three", **free).status_code == 201, "it cost nothing"
 

@@ -72,7 +72,7 @@ RESOURCES = {
 REFUSALS = [
     ("max_usd_per_run: 4", "max_usd_per_run of policy.yaml: constraints.max_cost is 5.00 USD, more than 4.00 USD"),
     ("max_usd_per_hour: 3.5", "max_usd_per_hour of policy.yaml: resources.max_instances=4 of g5.xlarge may cost 4.00"),
-    ("max_usd_per_month: 4", "max_usd_per_month of policy.yaml: 0.00 USD of 4.00 USD are spent or may be this month"),
+    ("max_usd_per_month: 4", "max_usd_per_month of policy.yaml: 0.00 USD of 4.00 USD are spent or may be in "),
     ("instance_types: [g4dn.*, p3.2xlarge]", "instance_types of policy.yaml: 'g5.xlarge' is not one of g4dn.*, p3.2x"),
     ("regions: [eu-west-1]", "regions of policy.yaml: resources.region='us-east-1' is not one of eu-west-1; use one"),
 ]

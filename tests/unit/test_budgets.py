@@ -28,7 +28,7 @@ from rubberband.spec.pool import PoolFile
 from rubberband.states import ExperimentState
 from rubberband.units import month_end
 from rubberband.values.submission import Summary
-from tests.builders.fake_runs import FakeService, fake_service, words
+from tests.builders.fake_runs import FakeService, fake_service, spent, words
 from tests.builders.pools import broker, lending_pool
 
 POOL = SharedPool(name="team", provider="virtual", instances=4, gpus_per_instance=1, max_usd_per_month=0.5)
@@ -94,7 +94,7 @@ def test_an_experiment_without_a_deadline_counts_too(service: FakeService) -> No
     assert submit(service, "one", **free).status_code == 201
     assert submit(service, "two", **free).status_code == 201
     assert "spent or planned" in submit(service, "three", **free).json()["detail"]
-    less = Summary(forecast_cost_usd=0.02, cost_usd=0.01)
+    less = spent(0.01, service.clock(), forecast_cost_usd=0.02)
     service.store.change("one", at=service.clock(), state=ExperimentState.RUNNING, summary=less)
     assert submit(service, "three", **free).status_code == 422, "it counts with what it was admitted for until it ends"
     service.store.change("one", at=service.clock(), state=ExperimentState.DONE)
@@ -131,8 +131,8 @@ def test_a_cost_counts_wholly_in_each_month_in_which_it_is_paid() -> None:
 
 def test_a_month_that_ends_during_an_experiment_pays_for_it_and_so_does_the_next(service: FakeService) -> None:
     row = service.add("one", words={"resources": {"provider": "virtual"}}, state=ExperimentState.DONE)
-    promised = replace(row, name="two", state=ExperimentState.RUNNING)
-    promise = Promise(experiment="two", start_at=JAN - 300.0, spans=[(1, 600.0)], cost_usd=0.45)
+    promised = replace(row, name="two", state=ExperimentState.RUNNING, admitted_usd=0.45)
+    promise = Promise(experiment="two", start_at=JAN - 300.0, spans=[(1, 600.0)])
     assert service.store.add(promised, promise)
     budgets = Budgets(POOL, service.store)
     assert budgets.committed_usd(DEC, bill_usd=None) == {DEC: pytest.approx(0.45), JAN: pytest.approx(0.45)}
@@ -156,14 +156,14 @@ def test_an_experiment_counts_what_it_has_cost_will_cost_or_is_promised_and_only
     service: FakeService,
 ) -> None:
     mine, elsewhere = ({"resources": {"provider": provider}} for provider in ("virtual", "aws"))
-    service.add(
-        "dearer-than-forecast", words=mine, summary=Summary(cost_usd=0.3, forecast_cost_usd=0.2), created_at=DEC
-    )
-    service.add("elsewhere", words=elsewhere, summary=Summary(cost_usd=7.0), created_at=DEC)
-    row = service.add("earlier", words=mine, summary=Summary(cost_usd=3.0), created_at=DEC - 1.0)
+    service.add("dearer-than-forecast", words=mine, summary=spent(0.3, DEC, forecast_cost_usd=0.2), created_at=DEC)
+    service.add("elsewhere", words=elsewhere, summary=spent(7.0, DEC), created_at=DEC)
+    row = service.add("earlier", words=mine, summary=spent(3.0, DEC - 1.0), created_at=DEC - 1.0)
     service.store.change("earlier", at=DEC, state=ExperimentState.DONE)
-    resumes = replace(row, name="resumes", state=ExperimentState.INTERRUPTED, created_at=DEC, summary=Summary())
-    assert service.store.add(resumes, Promise(experiment="resumes", start_at=DEC, spans=[(1, 60.0)], cost_usd=0.04))
+    resumes = replace(
+        row, name="resumes", state=ExperimentState.INTERRUPTED, created_at=DEC, summary=Summary(), admitted_usd=0.04
+    )
+    assert service.store.add(resumes, Promise(experiment="resumes", start_at=DEC, spans=[(1, 60.0)]))
     budgets = Budgets(POOL, service.store)
     assert budgets.committed_usd(DEC, bill_usd=None) == {DEC: pytest.approx(0.34)}
     assert budgets.used_usd("", DEC) == pytest.approx(7.34), "a token's budget is for all pools, and for this month"
@@ -172,7 +172,7 @@ def test_an_experiment_counts_what_it_has_cost_will_cost_or_is_promised_and_only
 @given(st.lists(st.integers(1, 10**6), min_size=2, max_size=5))
 def test_an_expense_of_just_what_is_left_fits_and_one_of_a_cent_more_does_not(cents: list[int]) -> None:
     *used, cost_usd = (each / 100.0 for each in cents)
-    cap = MonthCap(pool="team", cap_usd=sum(cents) / 100.0, committed_usd={DEC: sum(used)}, used_words="spent")
+    cap = MonthCap(title="a cap", cap_usd=sum(cents) / 100.0, committed_usd={DEC: sum(used)})
     expense = Expense(cost_usd=cost_usd, start_at=DEC, duration_s=60.0)
     assert cap.shortage(expense, DEC) is None
     assert cap.shortage(replace(expense, cost_usd=cost_usd + 0.01), DEC) is not None
@@ -181,7 +181,7 @@ def test_an_expense_of_just_what_is_left_fits_and_one_of_a_cent_more_does_not(ce
 def test_a_refusal_names_the_month_in_which_least_is_left_and_the_next_one_with_room_for_all() -> None:
     later = month_end(JAN)
     committed = {DEC: 0.4, JAN: 0.45, later: 0.2}
-    cap = MonthCap(pool="team", cap_usd=0.5, committed_usd=committed, used_words="spent or planned")
+    cap = MonthCap(title="a cap", cap_usd=0.5, committed_usd=committed)
     short = cap.shortage(Expense(cost_usd=0.4, start_at=JAN - 60.0, duration_s=120.0), DEC)
     assert short is not None
     assert (short.month, short.left_usd) == (JAN, pytest.approx(0.05))
@@ -223,10 +223,16 @@ def test_an_extension_that_the_cap_or_a_budget_does_not_cover_is_refused(
         assert extend("one", **dear, dry_run=False).json()["added_usd"] > 0.03
         assert len(granted) == 1
 
-        spent = Summary(cost_usd=0.3)
         mine = service.store.submission("one")
         assert mine is not None
-        other = replace(mine, name="other", request="", owner="someone", state=ExperimentState.DONE, summary=spent)
+        other = replace(
+            mine,
+            name="other",
+            request="",
+            owner="someone",
+            state=ExperimentState.DONE,
+            summary=spent(0.3, service.clock()),
+        )
         assert service.store.add(other)
         for dry_run in (True, False):
             refused = extend("one", **dear, dry_run=dry_run)
@@ -237,7 +243,7 @@ def test_an_extension_that_the_cap_or_a_budget_does_not_cover_is_refused(
             )
         assert len(granted) == 1
 
-        row = replace(mine, name="mine", request="", state=ExperimentState.DONE, summary=Summary(cost_usd=0.2))
+        row = replace(mine, name="mine", request="", state=ExperimentState.DONE, summary=spent(0.2, service.clock()))
         assert service.store.add(row)
         budget = extend("one", **dear).json()["detail"]
         assert re.search(r"budget of : .*, and the extension costs .*; extend it by less, or next month", budget)
@@ -245,15 +251,18 @@ def test_an_extension_that_the_cap_or_a_budget_does_not_cover_is_refused(
 
 @pytest.mark.parametrize(
     ("start_at", "cost_usd", "used"),
-    [(DEC, 0.35, r"0\.10 USD of 0\.40 USD .* this month"), (JAN, 0.2, r"0\.25 USD of 0\.40 USD .* in January 2027")],
+    [
+        (DEC, 0.35, r"0\.10 USD of 0\.40 USD .* in December 2026"),
+        (JAN, 0.2, r"0\.25 USD of 0\.40 USD .* in January 2027"),
+    ],
 )
 def test_the_amount_in_a_refusal_is_that_of_the_month_that_it_names(
     service: FakeService, start_at: float, cost_usd: float, used: str
 ) -> None:
-    row = service.add("spent", summary=Summary(cost_usd=0.1), created_at=DEC)
+    row = service.add("spent", summary=spent(0.1, DEC), created_at=DEC)
     service.store.change("spent", at=DEC, state=ExperimentState.DONE)
-    later = replace(row, name="later", state=ExperimentState.RUNNING, summary=Summary())
-    assert service.store.add(later, Promise(experiment="later", start_at=JAN + 60.0, spans=[(1, 60.0)], cost_usd=0.25))
+    later = replace(row, name="later", state=ExperimentState.RUNNING, summary=Summary(), admitted_usd=0.25)
+    assert service.store.add(later, Promise(experiment="later", start_at=JAN + 60.0, spans=[(1, 60.0)]))
     expense = Expense(cost_usd=cost_usd, start_at=start_at, duration_s=60.0)
     with pytest.raises(HttpProblem, match=used):
         Budgets(replace(POOL, budgets_usd={"": 0.4}), service.store).require_budget("", expense, DEC)

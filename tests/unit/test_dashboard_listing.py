@@ -73,7 +73,7 @@ def test_a_row_of_the_list_says_where_its_run_is_and_what_it_costs(
 
 
 def test_a_queued_run_that_waits_for_money_says_so_in_every_view() -> None:
-    why = "it waits for money: budget of ann: 0.35 USD of 0.30 USD are spent or planned this month"
+    why = "it waits for money: budget of ann: 0.35 USD of 0.30 USD are spent or planned in"
     found = line("queued", reason=why)
     assert (found.progress, found.reason) == ("waits", why)
     waiting = Submission(name="one", state=ExperimentState.QUEUED, created_at=0.0, changed_at=0.0, reason=why)

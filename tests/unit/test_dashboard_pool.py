@@ -11,8 +11,8 @@ from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.spec.pool import PoolFile
 from rubberband.states import ExperimentState
-from rubberband.values.submission import Submission, Summary
-from tests.builders.fake_runs import FakeService, fake_service, words
+from rubberband.values.submission import Submission
+from tests.builders.fake_runs import FakeService, fake_service, spent, words
 from tests.builders.pools import broker, lending_pool
 
 HTML = {"Accept": "text/html"}
@@ -32,7 +32,8 @@ def add(service: FakeService, name: str, owner: str, spans: list[tuple[int, floa
         created_at=now,
         changed_at=now,
         words={"resources": {"provider": "virtual"}},
-        summary=Summary(instances=1, max_instances=1, cost_usd=0.25),
+        summary=spent(0.25, now, instances=1, max_instances=1),
+        admitted_usd=1.0 if spans else 0.0,
     )
     promise = Promise(experiment=name, start_at=now, spans=spans, cost_usd=1.0) if spans else None
     assert service.store.add(row, promise)

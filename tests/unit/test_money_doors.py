@@ -43,7 +43,7 @@ from rubberband.states import ExperimentState
 from rubberband.units import month_begin, month_end
 from rubberband.values.submission import Submission, Summary
 from tests.builders.clocks import MID_MONTH
-from tests.builders.fake_runs import FakeService, fake_service, words
+from tests.builders.fake_runs import FakeService, fake_service, spent, words
 from tests.builders.jobs import JOB
 from tests.builders.service_runs import DONE, House, experiment, extend
 from tests.builders.stories import Story
@@ -62,7 +62,7 @@ def limited(house: House, budget_usd: float, **settings: Any) -> None:
 def spend(house: House, cost_usd: float, name: str = "other") -> None:
     """An experiment that is over, and cost this much."""
     now = house.clock()
-    row = Submission(name=name, state=DONE, created_at=now, changed_at=now, summary=Summary(cost_usd=cost_usd))
+    row = Submission(name=name, state=DONE, created_at=now, changed_at=now, summary=spent(cost_usd, now))
     assert house.store.add(row)
 
 
@@ -82,12 +82,10 @@ def test_a_resume_asks_for_what_is_left_of_it_and_counts_with_the_whole(house: H
     spend(house, 0.9)
     now = house.clock()
     with house.open() as runs:
-        with pytest.raises(
-            HttpProblem, match=r"budget of : .* are spent or planned this month, and the rest of it costs"
-        ):
+        with pytest.raises(HttpProblem, match=r"budget of : .* are spent or planned in .*, and the rest of it costs"):
             runs.resume("one")
         assert house.row("one").state is INTERRUPTED
-        house.store.change("other", at=now, summary=Summary(cost_usd=0.3))
+        house.store.change("other", at=now, summary=spent(0.3, now))
         assert runs.resume("one").state is QUEUED
     used_usd = Budgets(replace(POOL), house.store).used_usd("", now)
     assert used_usd - 0.3 > spent_usd, "the rest of it counts from then on"
@@ -97,19 +95,16 @@ def test_a_resume_asks_for_what_is_left_of_it_and_counts_with_the_whole(house: H
 @pytest.mark.usefixtures("zone")
 def test_a_months_budget_is_whole_again_as_the_month_ends_in_utc_wherever_the_service_is(house: House) -> None:
     limited(house, 0.3, limits=ServiceLimits(max_running=0))
-    november, december, january = (
-        datetime(*of, 1, tzinfo=UTC).timestamp() for of in ((2026, 11), (2026, 12), (2027, 1))
-    )
+    december, january = (datetime(*of, 1, tzinfo=UTC).timestamp() for of in ((2026, 12), (2027, 1)))
     house.clock.now = december - 60.0
-    spent, now = Summary(cost_usd=0.25, month_at=november, month_cost_usd=0.25), house.clock()
-    assert house.store.add(Submission(name="other", state=DONE, created_at=now, changed_at=now, summary=spent))
+    spend(house, 0.25)
     with house.open() as runs:
-        with pytest.raises(HttpProblem, match=r"0\.25 USD of 0\.30 USD are spent or planned this month"):
+        with pytest.raises(HttpProblem, match=r"0\.25 USD of 0\.30 USD are spent or planned in"):
             runs.submit(experiment("one"), admitted_usd=0.2)
         house.clock.now = december
         assert runs.submit(experiment("one"), admitted_usd=0.2).state is QUEUED
         house.clock.now = january - 60.0
-        with pytest.raises(HttpProblem, match=r"0\.20 USD of 0\.30 USD are spent or planned this month"):
+        with pytest.raises(HttpProblem, match=r"0\.20 USD of 0\.30 USD are spent or planned in"):
             runs.submit(experiment("two"), admitted_usd=0.2)
 
 
@@ -182,13 +177,13 @@ def test_an_experiment_of_the_queue_waits_while_what_runs_leaves_no_money(
     limited(house, 0.3, limits=ServiceLimits(max_running=0))
     with house.open() as runs:
         runs.submit(experiment("late"), admitted_usd=0.2)
-    house.store.change("other", at=house.clock(), summary=Summary(cost_usd=0.2))
+    house.store.change("other", at=house.clock(), summary=spent(0.2, house.clock()))
     limited(house, 0.3)
     with house.open():
         text = eventually(lambda: reason if (reason := house.row("late").reason) else None)
-        assert text.startswith("it waits for money: budget of : 0.20 USD of 0.30 USD are spent or planned this month")
+        assert text.startswith("it waits for money: budget of : 0.20 USD of 0.30 USD are spent or planned in")
         assert house.row("late").state is QUEUED
-        house.store.change("other", at=house.clock(), summary=Summary(cost_usd=0.05))
+        house.store.change("other", at=house.clock(), summary=spent(0.05, house.clock()))
         assert house.wait("late", DONE).attempt == 1
 
 
@@ -288,7 +283,7 @@ def test_an_extension_of_an_ended_experiment_asks_for_what_it_adds(house: House)
     with house.open() as runs:
         runs.submit(experiment(deadline="10m", max_cost=5.0, objective="min_time"), admitted_usd=0.01)
         after = extend(runs, house.home, "one", max_cost_usd=6.0, request="more").after
-    house.store.change("one", at=house.clock(), state=ExperimentState.CANCELLED, summary=Summary(cost_usd=0.1))
+    house.store.change("one", at=house.clock(), state=ExperimentState.CANCELLED, summary=spent(0.1, house.clock()))
     granted = replace(_extension(replace(after, cost_usd=0.55)), before=replace(after, cost_usd=0.5))
     spend(house, 0.8)
     budgets = Budgets(replace(POOL, budgets_usd={"": 1.0}), house.store)
@@ -362,7 +357,7 @@ def test_without_a_profile_an_experiment_counts_with_its_max_cost_until_it_is_pl
 def test_money_counts_in_the_month_in_which_it_is_spent_or_planned(service: FakeService) -> None:
     now = service.clock()
     month, later = month_begin(now), month_end(now)
-    old = Summary(cost_usd=9.0, month_at=month_begin(month - 1.0), month_cost_usd=9.0)
+    old = spent(9.0, month - 1.0)
     service.add("last-month", state=DONE, created_at=month - 9e5, changed_at=now, summary=old)
     across = Summary(cost_usd=5.0, month_at=month, month_cost_usd=1.5, forecast_cost_usd=5.0)
     service.add("across", state=RUNNING, created_at=month - 9e5, changed_at=now, summary=across)
@@ -380,7 +375,7 @@ def test_a_measurement_that_died_counts_with_all_that_it_may_have_cost(service: 
     row = service.add("lost", state=INTERRUPTED, created_at=now, changed_at=now, admitted_usd=0.25, attempt=1)
     asked = Budgets(POOL, service.store)
     assert asked.used_usd("", now) == pytest.approx(0.25)
-    assert service.store.change(row.name, at=now, summary=Summary(started_at=now, cost_usd=0.1))
+    assert service.store.change(row.name, at=now, summary=spent(0.1, now, started_at=now))
     assert asked.used_usd("", now) == pytest.approx(0.1)
 
 

@@ -11,6 +11,7 @@ import pytest
 from rubberband.api.experiments.recording import Newcomers, Recorder, taken_in
 from rubberband.api.store import Store, open_store
 from rubberband.executor import ExperimentFolder, read_at_once
+from rubberband.values.submission import Labels
 from tests.builders.clocks import MID_MONTH
 from tests.builders.service_runs import DONE, INTERRUPTED, UNREADABLE, House, count_of, cut_off
 from tests.builders.waiting import eventually
@@ -39,7 +40,7 @@ def test_reading_at_once_gives_the_same_as_following(done_run: Path, tmp_path: P
     folder = copied(done_run, tmp_path, "one", events=events)
     store = open_store(None, tmp_path)
     followed = Recorder(folder, store, lambda: None, clock=lambda: 5.0).first_row()
-    found = taken_in(read_at_once(folder), at=5.0, events_s=30 * DAY_S)
+    found = taken_in(read_at_once(folder), at=5.0, events_s=30 * DAY_S, labels=Labels())
     assert found.submission == followed
     assert [(one.seq, one.kind, one.occurred_at, one.data) for one in found.entries] == [
         (one.seq, one.kind, one.occurred_at, one.data) for one in store.feed()
@@ -116,7 +117,7 @@ def test_one_that_cannot_be_read_is_reported_and_keeps_no_other_out(house: House
 
 def test_one_that_is_known_by_now_is_left_as_it_is(house: House, done_run: Path) -> None:
     folder = copied(done_run, house.home, "one")
-    found = taken_in(read_at_once(folder), at=MID_MONTH, events_s=30 * DAY_S)
+    found = taken_in(read_at_once(folder), at=MID_MONTH, events_s=30 * DAY_S, labels=Labels())
     assert set(house.store.take_in([found])) == {"one"}
     before = house.store.feed()
     again = dataclasses.replace(found, submission=dataclasses.replace(found.submission, reason="another"))
@@ -129,7 +130,12 @@ def test_one_that_is_known_by_now_is_left_as_it_is(house: House, done_run: Path)
 def test_a_server_database_takes_them_in_as_well(store_url: str, done_run: Path, tmp_path: Path) -> None:
     store = Store(store_url)
     found = [
-        taken_in(read_at_once(copied(done_run, tmp_path, name, age_s=age_s)), at=MID_MONTH, events_s=30 * DAY_S)
+        taken_in(
+            read_at_once(copied(done_run, tmp_path, name, age_s=age_s)),
+            at=MID_MONTH,
+            events_s=30 * DAY_S,
+            labels=Labels(),
+        )
         for name, age_s in (("old", 60 * DAY_S), ("new", DAY_S))
     ]
     assert set(store.take_in(found)) == {"old", "new"}
