@@ -189,6 +189,11 @@ def part(socket: Socket) -> Any:
     raise next(_absent(each) for each in FEATURES if socket in each.joins)
 
 
+def is_word_here(word: str) -> bool:
+    """Return whether no feature that is absent has a word of the file."""
+    return all(feature.is_here for feature in FEATURES if word in feature.words)
+
+
 def require_features(words: Mapping[str, Any]) -> None:
     """Raise InputError for words of an experiment file that ask for a feature which is not here."""
     for feature in FEATURES:

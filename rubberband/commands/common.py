@@ -166,7 +166,9 @@ def forward(context: typer.Context) -> int:
     """Carry a command out on the head of the provider that has heads, and return its exit code."""
     from rubberband.values.kinds import KINDS, part_of
 
-    provider = next(name for name, kind in KINDS.items() if kind.head is not None)
+    provider = next((name for name, kind in KINDS.items() if kind.head is not None), None)
+    if provider is None:
+        raise InputError("--on: no provider of this installation has heads; leave it out")
     return int(part_of(provider, "head").forward(context))
 
 

@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from rubberband.errors import InputError
+from rubberband.features import is_word_here
 from rubberband.units import nearest, shown
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class ProviderKind:
 
 _CATALOGUE = "rubberband.cloud.catalogue:usual_table"
 
-OWN: Mapping[str, ProviderKind] = {
+_OWN = {
     # On one machine four Ray nodes take about 3 s to start and their first workers about 8 s (mostly importing
     # torch, once for all of them). The type has one GPU.
     "local": ProviderKind(
@@ -169,6 +170,9 @@ OWN: Mapping[str, ProviderKind] = {
         default_type="virtual",
         release_margin_s=0.0,
     ),
+}
+OWN: Mapping[str, ProviderKind] = {
+    name: kind for name, kind in _OWN.items() if is_word_here(f"resources.provider: {name}")
 }
 """Providers that come with rubberband. No entry point replaces one."""
 

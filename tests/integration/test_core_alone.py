@@ -95,6 +95,7 @@ def test_the_core_without_any_feature_estimates_runs_and_reports(tmp_path: Path)
     assert "winner" in ran("run", *SMALL, "-s", "name=simulated", "-s", "resources.provider=virtual")
     assert "winner" in ran("report", "real", "--verbose")
     ran("report", "real", "--html", "report.html")
+    ran("cleanup")
     lines = [ran("estimate", *SMALL, "-s", words, code=2) for words in ("resources.provider=aws", "track=csv")]
     assert lines == [
         "error: resources.provider: aws: EC2 (docs/ec2.md) is not part of this installation\n",
