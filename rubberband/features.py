@@ -84,6 +84,7 @@ FEATURES = (
         (_SERVERS, "executor.ray.async_attempt", "planner.queueing"),
         ("training.mode: async",),
         {
+            "batching": f"{_SERVERS}.runner:make_batching",
             "loop": f"{_SERVERS}.runner:make_runner",
             "attempt": "executor.ray.async_attempt:AsyncAttempt",
             "server": f"{_SERVERS}.server:run_server",

@@ -25,12 +25,14 @@ import rubberband
 from rubberband.errors import EntrypointError
 from rubberband.executor.training.distributed import distributed, is_distributed
 from rubberband.executor.training.failures import one_line
+from rubberband.executor.training.kinds import kind_of
 from rubberband.executor.training.torch_trial import (
+    ASYNC_REFUSAL,
     FIXED,
     TorchTrial,
     accepts,
     fault_of,
-    fault_of_class,
+    has_override,
     has_own_step,
     lacks_loss,
 )
@@ -139,18 +141,11 @@ class Entrypoint:
             raise
         if isinstance(target, ProgramCommand):
             with suppress(NotHereError) if elsewhere else nullcontext():
-                self._check_program(target, adaptive=adaptive, asynchronous=asynchronous)
+                self._check_program(target)
+        if adaptive or asynchronous:
+            self._check_loop(target, adaptive=adaptive)
+        if isinstance(target, ProgramCommand):
             return
-        if asynchronous:
-            self._check_asynchronous(target)
-        if adaptive and not (isinstance(target, type) and issubclass(target, TorchTrial)):
-            kind = "rubberband.Trial" if isinstance(target, type) else "function"
-            raise EntrypointError(
-                f"{self} is a {kind}, whose training loop cannot be adapted from outside (batch.policy: goodput); "
-                "write a rubberband.TorchTrial, or set batch.policy to fixed"
-            )
-        if adaptive and isinstance(target, type) and issubclass(target, TorchTrial) and has_own_step(target):
-            raise EntrypointError(f"{self} {FIXED}")
         if not isinstance(target, type) and max_gpus_per_trial > 1 and not is_distributed(target):
             raise EntrypointError(
                 f"{self} is a function, which trains in one process, but resources.gpus_per_trial.max is "
@@ -158,34 +153,31 @@ class Entrypoint:
                 "torchrun"
             )
 
-    def _check_program(self, command: ProgramCommand, *, adaptive: bool, asynchronous: bool) -> None:
+    def _check_loop(self, target: Target, *, adaptive: bool) -> None:
+        """Raise EntrypointError if its loop cannot be changed: to adaptive batches, or else to parameter servers."""
+        if not (isinstance(target, type) and issubclass(target, TorchTrial)):
+            key = "batch.policy: goodput" if adaptive else "training.mode: async"
+            raise EntrypointError(
+                f"{self} is a {kind_of(target).name}, whose training loop cannot be changed from outside; leave out "
+                f"{key}, or write a rubberband.TorchTrial"
+            )
+        if adaptive and has_own_step(target):
+            raise EntrypointError(f"{self} {FIXED}")
+        for name in () if adaptive else ("step", "on_step"):
+            if has_override(target, name):
+                raise EntrypointError(f"{self} overrides {name}(), which {ASYNC_REFUSAL}")
+
+    def _check_program(self, command: ProgramCommand) -> None:
         folder = self.search_path[0]
         for word in command.words:
             is_script = word.endswith((".py", ".sh")) and not word.startswith(("-", "/")) and "$" not in word
             if is_script and " " not in word and not os.path.exists(os.path.join(folder, word)):
                 raise EntrypointError(f"entrypoint.command: there is no {word} in {folder}, where commands run")
-        if adaptive or asynchronous:
-            key = "batch.policy: goodput" if adaptive else "training.mode: async"
-            raise EntrypointError(
-                f"{self} is a program, whose training loop cannot be changed from outside; leave out {key}"
-            )
         program = command.words[0]
-        if "$" not in program and shutil.which(program, path=self._program_path(program)) is None:
-            kind = NotHereError if os.path.isabs(program) else EntrypointError
-            raise kind(f"entrypoint.command: {program} is not here; install it, or give its path")
-
-    def _program_path(self, program: str) -> str | None:
-        return self.search_path[0] if "/" in program and not os.path.isabs(program) else None
-
-    def _check_asynchronous(self, target: Target) -> None:
-        if not (isinstance(target, type) and issubclass(target, TorchTrial)):
-            kind = "rubberband.Trial" if isinstance(target, type) else "function"
-            raise EntrypointError(
-                f"{self} is a {kind}, whose gradients are not known from outside (training.mode: async); write a "
-                "rubberband.TorchTrial, or set training.mode to sync"
-            )
-        if (asynchronous_fault := fault_of_class(target)) is not None:
-            raise EntrypointError(f"{self} {asynchronous_fault}")
+        place = folder if "/" in program and not os.path.isabs(program) else None
+        if "$" not in program and shutil.which(program, path=place) is None:
+            error = NotHereError if os.path.isabs(program) else EntrypointError
+            raise error(f"entrypoint.command: {program} is not here; install it, or give its path")
 
     def __str__(self) -> str:
         if self.command is not None:

@@ -287,12 +287,12 @@ class TorchRunner(Runner):
         segment = self.segment
         reseed("train", segment.seed, iterations, 0)  # hooks draw the same numbers on all workers
         trained = yield from self._train(iterations)
-        evaluated = self._evaluated(iterations)
+        evaluated = self.evaluated(iterations)
         metrics: dict[str, float] = {}
         if segment.rank == 0:
             self._require_finite(trained)
             metrics = clean_metrics({**trained, **evaluated}, segment.metric)
-        self.ended = self._ends()
+        self.ended = self.ends()
         for each in self.components.values():
             each.after_evaluation(iterations, metrics)
         return metrics
@@ -314,7 +314,7 @@ class TorchRunner(Runner):
         while not over:
             for each in components:
                 each.begin_step()
-            batch = self._next_batch(self.sampler)
+            batch = self.next_batch(self.sampler)
             self.step.take(batch, means)
             for each in components:
                 each.after_step(batch, has_stepped=self.step.has_stepped)
@@ -330,7 +330,8 @@ class TorchRunner(Runner):
         self._batch_report = BatchReport(**fields)
         return {f"train_{name}": mean for name, mean in means.reduce(self.gang).items()}
 
-    def _next_batch(self, sampler: GlobalBatchSampler) -> GlobalBatch:
+    def next_batch(self, sampler: GlobalBatchSampler) -> GlobalBatch:
+        """Return the next batch of the loop's sampler, or of a copy that is ahead of it."""
         return sampler.next_shared(self.batching.batch_size, self.segment.num_workers, self.division.shares)
 
     def _parts_ahead(self) -> Iterator[Part]:
@@ -339,7 +340,7 @@ class TorchRunner(Runner):
 
         def parts() -> Iterator[Part]:
             for step in itertools.count(present + 1):
-                batch = self._next_batch(sampler)
+                batch = self.next_batch(sampler)
                 for part in self.step.parts(batch, step - self.step.begun)[0]:
                     yield Part(indices=part, epoch=batch.epoch)
 
@@ -357,12 +358,12 @@ class TorchRunner(Runner):
             if not bool(torch.isfinite(weights).all()):
                 raise TrialFailure("not_a_number", f"train_loss is {loss}, and the weights of {name} are not finite")
 
-    def _evaluated(self, iterations: int) -> Mapping[str, Any]:
+    def evaluated(self, iterations: int) -> Mapping[str, Any]:
         """Return the metrics of the evaluation after that many iterations; `evaluate` may change the weights."""
         with self.step.precision.autocast(keeps_casts=False):
-            return self.evaluation.metrics(self.module, iterations, ends=self._ends())
+            return self.evaluation.metrics(self.module, iterations, ends=self.ends())
 
-    def _ends(self) -> bool:
+    def ends(self) -> bool:
         """Return whether rank 0 has ended the trial by itself, on every rank."""
         return bool(self.gang.agree(float(self.trial.ended)))
 
@@ -375,7 +376,7 @@ class TorchRunner(Runner):
             "seed": self.segment.seed,
             "data_seed": self.segment.data_seed,
             "metrics": dict(metrics),
-            **self._states(),
+            **self.states(),
         }
         if override_of(self.trial, "state_dict") is not None:
             content["trial"] = state = self.own_state()
@@ -391,7 +392,7 @@ class TorchRunner(Runner):
         state_dict = override_of(self.trial, "state_dict")
         return None if state_dict is None else state_dict()
 
-    def _states(self) -> dict[str, Any]:
+    def states(self) -> dict[str, Any]:
         """Return the states of the components that have one, for the checkpoint."""
         states = {name: component.state_dict() for name, component in self.components.items()}
         return {name: state for name, state in states.items() if state is not None}

@@ -40,11 +40,11 @@ def test_a_trial_is_checked_with_its_servers(staleness: int | None) -> None:
     ("words", "training", "line"),
     [
         ({}, AsyncTraining(servers=5), "set-up: training.servers=5 are more than the tensors that are trained (4)"),
-        ({"precision": "fp16"}, AsyncTraining(), 'set-up: precision = "fp16" scales losses by steps that all'),
+        ({"precision": "fp16"}, AsyncTraining(), 'set-up: precision = "fp16" does not go with training.mode: async'),
         (
             {"gradient_clip_norm": 1.0},
             AsyncTraining(max_staleness=0),
-            "set-up: gradient_clip_norm needs the gradient of all workers, and with max_staleness: 0",
+            "set-up: gradient_clip_norm with max_staleness: 0 does not go with training.mode: async",
         ),
     ],
 )

@@ -91,18 +91,14 @@ def test_a_function_trains_on_one_gpu_only(parse):
         parse("train").check(2)
 
 
-@pytest.mark.parametrize(("attribute", "kind"), [("train", "function"), ("Fine", "rubberband.Trial")])
-def test_only_a_torch_trial_can_adapt_its_batch(parse, attribute, kind):
-    with pytest.raises(EntrypointError, match=f"is a {kind}, .*batch.policy: goodput.*TorchTrial, or set batch.policy"):
-        parse(attribute).check(1, adaptive=True)
-    parse("Whole").check(8, adaptive=True)
-
-
-@pytest.mark.parametrize(("attribute", "kind"), [("train", "function"), ("Fine", "rubberband.Trial")])
-def test_only_a_torch_trial_can_be_trained_asynchronously(parse, attribute, kind):
-    with pytest.raises(EntrypointError, match=f"is a {kind}, .*training.mode: async.*TorchTrial, or set training.mode"):
-        parse(attribute).check(1, asynchronous=True)
-    parse("Whole").check(8, asynchronous=True)
+@pytest.mark.parametrize(
+    ("word", "key"), [("adaptive", "batch.policy: goodput"), ("asynchronous", "training.mode: async")]
+)
+@pytest.mark.parametrize(("attribute", "kind"), [("train", "function"), ("Fine", "Trial")])
+def test_only_the_loop_of_a_torch_trial_can_be_changed(parse, attribute, kind, word, key):
+    with pytest.raises(EntrypointError, match=f"is a {kind}, .*leave out {key}, or write a rubberband.TorchTrial"):
+        parse(attribute).check(1, **{word: True})
+    parse("Whole").check(8, **{word: True})
 
 
 @pytest.mark.parametrize(("name", "method"), [("Quasi", "step"), ("Weighed", "on_step")])

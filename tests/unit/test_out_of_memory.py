@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from rubberband.cloud import node
 from rubberband.cloud.node import memory_kills
 from rubberband.cloud.ray_head.ray_node import SETTINGS, environment
 from rubberband.executor import (
@@ -22,6 +21,7 @@ from rubberband.executor import (
     describe,
     open_store,
 )
+from rubberband.executor.ray import slot_worker
 from rubberband.executor.training.failures import is_out_of_memory
 
 REMEDY = "train on fewer samples at once: batch.max_per_gpu, or the trial's max_batch_size_per_gpu"

@@ -11,9 +11,8 @@
 
 from __future__ import annotations
 
-import itertools
 import uuid
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,12 @@ from rubberband.executor.training.asynchronous.servers import Servers, ServerSna
 from rubberband.executor.training.asynchronous.shards import largest_share, trained_parameters
 from rubberband.executor.training.failures import refused
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.loading import Part
 from rubberband.executor.training.loop import TorchRunner
 from rubberband.executor.training.metrics import Means
 from rubberband.executor.training.runner import Steps, clean_metrics
-from rubberband.executor.training.sampler import Batching, FixedBatching, GlobalBatch, reseed
+from rubberband.executor.training.sampler import FixedBatching, GlobalBatch, GlobalBatchSampler, reseed
 from rubberband.executor.training.segment import BatchReport, Segment
-from rubberband.executor.training.torch_trial import TorchTrial, fault_of_words
+from rubberband.executor.training.torch_trial import ASYNC_REFUSAL, TorchTrial
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.balance import even_shares
 
@@ -60,6 +58,14 @@ def make_runner(trial: TorchTrial, segment: Segment) -> AsyncRunner | None:
     return None if segment.training is None else AsyncRunner(trial, segment)
 
 
+def make_batching(loop: TorchRunner) -> Updates | None:
+    """Return the batches of a worker with parameter servers; None for any other."""
+    if not isinstance(loop, AsyncRunner):
+        return None
+    size = loop.batch_size
+    return Updates(loop.sampler, size, min(size, loop.limit or size), loop.samples_per_iteration)
+
+
 class AsyncRunner(TorchRunner):
     """Trains a `TorchTrial` with parameter servers, which listen already."""
 
@@ -76,34 +82,31 @@ class AsyncRunner(TorchRunner):
         super().__init__(trial, alone, Gang(0, 1, None))
         self._trained = trained_parameters(self.module)
         self._check()
-        self._clip_norm = trial.gradient_clip_norm
+        total, size = self.feed.num_samples, self.batch_size
+        self._per_epoch = total // size if trial.drop_last else -(-total // size)
+        """Batches of an epoch."""
 
     def _check(self) -> None:
         trial, servers = self.trial, self._training.servers
-        fault = fault_of_words(trial, self._training, self._workers)
-        if self.feed.is_stream:
-            fault = (
-                "train_dataset() returned a dataset that is read from front to end, and asynchronous workers take "
-                "batches in any order; return one with len and [i], or set training.mode to sync"
-            )
         if servers > len(self._trained):
-            fault = (
+            raise refused(
                 f"training.servers={servers} are more than the tensors that are trained ({len(self._trained)}), and "
                 f"none is divided; lower it to {len(self._trained)}"
             )
         given = {id(each) for group in self.optimizers.members[0].param_groups for each in group["params"]}
-        if given - {id(each) for each in self.module.parameters()}:
-            fault = (
-                "the optimizer has parameters that are not the model's, and the servers hold the model; make them "
-                "part of the model, or set training.mode to sync"
-            )
-        if fault is not None:
-            raise refused(fault)
-
-    def _make_batching(self) -> Batching:
-        found = super()._make_batching()
-        assert isinstance(found, FixedBatching), "the edge refuses adaptive batches"
-        return Updates(found.sampler, found.batch_size, found.per_gpu, found.samples_per_iteration)
+        shared_clip = trial.gradient_clip_norm and self._training.max_staleness == 0 and self._workers > 1
+        refusals = {
+            'precision = "fp16"': trial.precision == "fp16",
+            "gradient_compression": trial.gradient_compression,
+            "static_graph": trial.static_graph,
+            "find_unused_parameters": trial.find_unused_parameters,
+            "gradient_clip_norm with max_staleness: 0": shared_clip,
+            "a dataset that is read from front to end": self.feed.is_stream,
+            "an optimizer with parameters that are not the model's": given - {*map(id, self.module.parameters())},
+        }
+        for what, is_there in refusals.items():
+            if is_there:
+                raise refused(f"{what} {ASYNC_REFUSAL}")
 
     def begin(self, payload: bytes | Path | None) -> int:
         """Begin as `Runner` says; rank 0 sends the state to the servers, unless they have it and train already."""
@@ -123,9 +126,8 @@ class AsyncRunner(TorchRunner):
             else:
                 done = max(held, min(closed, self._order.from_iterations))
         optimizer.state.clear()
-        worker = f"{self._rank:05d}-{uuid.uuid4().hex[:8]}"
-        self._name = worker
-        self._servers.join(worker, 1 + self.feed.parts_ahead, closes=self._rank == 0)
+        self._name = f"{self._rank:05d}-{uuid.uuid4().hex[:8]}"
+        self._servers.join(self._name, 1 + self.feed.parts_ahead, closes=self._rank == 0)
         return done
 
     def _beginning(self, iteration: int) -> dict[str, Any]:
@@ -157,21 +159,17 @@ class AsyncRunner(TorchRunner):
         sums = dict(snapshot.sums)
         weight = sums.pop("", 0.0)
         trained = {f"train_{name}": total / weight for name, total in sums.items()} if weight else {}
-        evaluated = self._evaluated(iterations)
+        evaluated = self.evaluated(iterations)
         metrics = clean_metrics({**trained, **evaluated}, segment.metric)
-        states = self._servers.close_iteration(iterations, self._for_plateau(metrics, iterations))
+        watched = self.schedule.watched(metrics)
+        is_due = self.schedule.has_plateau and self.evaluation.is_regular(iterations)
+        states = self._servers.close_iteration(iterations, metrics[watched] if is_due else None)
         if states is not None:
             groups = states["optimizer"]["param_groups"]
             optimizer = {**snapshot.optimizer, "param_groups": groups}
             self._snapshot = replace(snapshot, optimizer=optimizer, scheduler=states["scheduler"])
-        self.ended = self._ends()
+        self.ended = self.ends()
         return metrics
-
-    def _for_plateau(self, metrics: Mapping[str, float], iterations: int) -> float | None:
-        """Return the metric that ReduceLROnPlateau steps with; None if there is none, or it is not due."""
-        watched = self.schedule.watched(metrics)
-        is_due = self.schedule.has_plateau and self.evaluation.is_regular(iterations)
-        return metrics[watched] if is_due else None
 
     def _until(self, iterations: int) -> Generator[None]:
         """Exchange gradients until that iteration is complete; pause after each, and once in a segment at least."""
@@ -180,16 +178,14 @@ class AsyncRunner(TorchRunner):
         self.trial.on_iteration(self.module, iterations)
         changed = trained_parameters(self.module).keys() ^ self._trained.keys()
         if changed:
-            raise refused(
-                f"on_iteration() or train_mode() freezes or thaws {min(changed)}, and the parameter servers hold what "
-                "build_model() leaves to train; do it there, or set training.mode to sync"
-            )
+            raise refused(f"a hook that freezes or thaws {min(changed)} {ASYNC_REFUSAL}")
         if self._is_behind:
             servers.pull()
             self._is_behind = False
         while not servers.is_over and servers.cut < iterations:
             weight, sums = self._gradient()
-            self._clip()
+            if self.trial.gradient_clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(list(self._trained.values()), self.trial.gradient_clip_norm)
             servers.exchange(weight, sums)
             self._has_paused = True
             yield
@@ -199,53 +195,35 @@ class AsyncRunner(TorchRunner):
 
     def _gradient(self) -> tuple[float, dict[str, float]]:
         """Compute the gradient of this worker's next samples; return what it counts, and the sums of its losses."""
-        batch = self._batch(self._servers.tickets[0])
+        batch = self.next_batch(self.sampler)
         if not batch.size:
             return 0.0, {}
         means = Means(self.device)
         self.step.take(batch, means)
         for parameter in self._trained.values():
             if parameter.grad is not None and parameter.grad.layout is not torch.strided:
-                raise refused(
-                    "a gradient is sparse, and parameter servers take dense ones; build the embedding with "
-                    "sparse=False, or set training.mode to sync",
-                )
+                raise refused(f"a sparse gradient {ASYNC_REFUSAL}")
         weight, sums = means.sums()
         return weight, {"": weight, **sums}
 
-    def _clip(self) -> None:
-        if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(list(self._trained.values()), self._clip_norm)
+    def next_batch(self, sampler: GlobalBatchSampler) -> GlobalBatch:
+        """Return this worker's samples of the batch of its ticket; of a later one by a copy of the sampler.
 
-    def _batch(self, ticket: int) -> GlobalBatch:
-        """Return this worker's samples of a batch, by its number."""
-        total, size = self.feed.num_samples, self.batch_size
-        per_epoch = self._boundary_of_epoch()
-        epoch, place = divmod(ticket, per_epoch)
-        self.sampler.move_to(epoch, min(place * size, total - 1))
+        Beyond its tickets, those that follow are guessed.
+        """
+        ticket = self._servers.tickets[0]
+        if sampler is not self.sampler:
+            due = sampler.epoch * self._per_epoch + -(-sampler.position // self.batch_size)
+            ticket = next((each for each in self._servers.tickets if each >= due), due)
+        self._move(sampler, ticket)
         members = self._servers.members if self._training.max_staleness == 0 else [self._name]
-        whole = self.sampler.next_shared(size, max(1, len(members)), even_shares)
+        whole = sampler.next_shared(self.batch_size, max(1, len(members)), even_shares)
         mine = whole.of(members.index(self._name)) if self._name in members else whole.indices[:0]
         return GlobalBatch(indices=mine, shares=(len(mine),), epoch=whole.epoch)
 
-    def _boundary_of_epoch(self) -> int:
-        total, size = self.feed.num_samples, self.batch_size
-        return total // size if self.trial.drop_last else -(-total // size)
-
-    def _parts_ahead(self) -> Iterator[Part]:
-        """Iterate over what this worker will load after the present step, as far as its tickets go; then guess."""
-        present = self.step.begun
-
-        def parts() -> Iterator[Part]:
-            last = self._servers.tickets[0]
-            for step in itertools.count(present + 1):
-                later = [ticket for ticket in self._servers.tickets if ticket > last]
-                last = later[0] if later else last + 1
-                batch = self._batch(last)
-                for part in self.step.parts(batch, step - self.step.begun)[0]:
-                    yield Part(indices=part, epoch=batch.epoch)
-
-        return parts()
+    def _move(self, sampler: GlobalBatchSampler, ticket: int) -> None:
+        epoch, place = divmod(ticket, self._per_epoch)
+        sampler.move_to(epoch, min(place * self.batch_size, self.feed.num_samples - 1))
 
     def batch_report(self) -> BatchReport:
         if self._snapshot is None:
@@ -259,11 +237,11 @@ class AsyncRunner(TorchRunner):
             )
         )
 
-    def _states(self) -> dict[str, Any]:
+    def states(self) -> dict[str, Any]:
         """Return the states; those of optimizer and LR schedule are the servers', at the end of the iteration."""
         assert self._snapshot is not None
         own = {"optimizer": self._snapshot.optimizer, "scheduler": self._snapshot.scheduler}
-        return {**super()._states(), **own}
+        return {**super().states(), **own}
 
     def dump(self, iterations: int, metrics: Mapping[str, float], *, is_last: bool = False) -> Any:
         """The same content as that of synchronous training; and the batches that workers hold."""
@@ -275,8 +253,7 @@ class AsyncRunner(TorchRunner):
             "returned": sorted([*data["returned"], *unused]),
             "held": data["held"],
         }
-        epoch, place = divmod(data["next_ticket"], self._boundary_of_epoch())
-        self.sampler.move_to(epoch, min(place * self.batch_size, self.feed.num_samples - 1))
+        self._move(self.sampler, data["next_ticket"])
         self.counter.count = self.fixed_steps(iterations)
         return super().dump(iterations, metrics, is_last=is_last)
 
