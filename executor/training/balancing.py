@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,7 +27,6 @@ from rubberband.executor.training.components import Division
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.sampler import Batching, GlobalBatch
 from rubberband.executor.training.segment import Segment
-from rubberband.executor.training.step import Step
 from rubberband.executor.training.torch_trial import override_of
 from rubberband.planner.balancing import Balancer, Look, ShareLimits, make_balancer
 from rubberband.values.balance import BalanceUse, even_shares, scale_shares
@@ -83,18 +82,6 @@ class _Level:
         return median(self._now) / median(self._before) if self._now else 1.0
 
 
-class _Steps(Protocol):
-    """The parts of a loop that are there once it trains."""
-
-    @property
-    def step(self) -> Step:
-        """Takes the steps."""
-
-    @property
-    def batching(self) -> Batching:
-        """Says how large the batches are."""
-
-
 class Balancing(Division):
     """Divides the batches of a gang by the speed of its workers; all of them call it in lockstep."""
 
@@ -105,7 +92,7 @@ class Balancing(Division):
         segment: Segment,
         gang: Gang,
         timer: ComputeTimer,
-        loop: _Steps,
+        loop: TorchRunner,
         batch_size: int,
         *,
         num_samples: int,

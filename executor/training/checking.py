@@ -109,18 +109,14 @@ def _followed(
         received += some
         *lines, received = received.split(b"\n")
         if lines:
-            found = _decoded(lines[-1])
+            content = json.loads(lines[-1])
+            found = TrialCheck(**{**content, "problems": [TrialFault(**problem) for problem in content["problems"]]})
         if not some:
             if not found.is_finished:
                 end, was_killed = _end_of(process)
                 found.problems.append(TrialFault(line=f"{found.step}: {end}", is_final=False, may_be_here=was_killed))
             return found
     return found
-
-
-def _decoded(line: bytes) -> TrialCheck:
-    content = json.loads(line)
-    return TrialCheck(**{**content, "problems": [TrialFault(**problem) for problem in content["problems"]]})
 
 
 def _end_of(process: subprocess.Popen[bytes]) -> tuple[str, bool]:

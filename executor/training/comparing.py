@@ -32,7 +32,7 @@ from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.loop import TorchRunner
 from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.segment import Segment
-from rubberband.executor.training.torch_trial import TorchTrial, has_own_step, override_of
+from rubberband.executor.training.torch_trial import TorchTrial, has_override, override_of
 from rubberband.executor.training.wrapping import STATISTICS
 from rubberband.values.environment import HASH_SEED
 
@@ -98,7 +98,7 @@ class Comparison:
         why, target = "", self._entrypoint.load()
         if together.balance.policy == "equal":
             why = "batch.balance.policy is equal, and losses that communicate are others on a gang"
-        elif isinstance(target, type) and has_own_step(target):
+        elif isinstance(target, type) and has_override(target, "step"):
             why = "its own step() gets whole batches"
         elif difference(_others(one), _others(two), "", _ON_TWO) is not None:
             why = "buffers of its model change with each pass"
@@ -256,7 +256,7 @@ class _Shortened:
         size, limit = max(_LEAST_BATCH, trial.global_batch_size(segment.config)), trial.max_batch_size_per_gpu
         size = size if limit is None else min(size, limit)
         self._size = size = max(2, size - size % 2) if is_gang else size
-        own_step = has_own_step(type(trial))
+        own_step = has_override(type(trial), "step")
         is_divided = is_gang and segment.num_workers == 1 and not own_step
         own.max_batch_size_per_gpu = size // 2 if is_divided else None
         own.global_batch_size = lambda config: size

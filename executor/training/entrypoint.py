@@ -33,7 +33,6 @@ from rubberband.executor.training.torch_trial import (
     accepts,
     fault_of,
     has_override,
-    has_own_step,
     lacks_loss,
 )
 from rubberband.executor.training.trial import TrainFunction, Trial
@@ -161,7 +160,7 @@ class Entrypoint:
                 f"{self} is a {kind_of(target).name}, whose training loop cannot be changed from outside; leave out "
                 f"{key}, or write a rubberband.TorchTrial"
             )
-        if adaptive and has_own_step(target):
+        if adaptive and has_override(target, "step"):
             raise EntrypointError(f"{self} {FIXED}")
         for name in () if adaptive else ("step", "on_step"):
             if has_override(target, name):

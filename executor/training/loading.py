@@ -165,14 +165,6 @@ class _Work(Dataset[Any]):
             return _Loaded(order.series, failure=_Failure.of(error))
 
 
-def _on_the_cpu() -> contextlib.AbstractContextManager[Any]:
-    """Let torch make tensors on the CPU, whatever the trial's default device is: forked processes cannot use a GPU.
-
-    They take it over. Where it is the default anyway, nothing is set, as that costs time in every call of torch.
-    """
-    return contextlib.nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
-
-
 def _same(loaded: Any) -> Any:
     return loaded
 
@@ -329,7 +321,9 @@ class LoaderWorkers:
         before = set(multiprocessing.active_children())
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
         self._watched = context.Event()
-        with warnings.catch_warnings(), _on_the_cpu():
+        # The forked processes take over the default device, and cannot use a GPU. To set it costs time in every call.
+        is_cpu = torch.get_default_device().type == "cpu"
+        with warnings.catch_warnings(), contextlib.nullcontext() if is_cpu else torch.device("cpu"):
             # More workers than CPUs were asked for; and that a fork with threads may hang, which torch's workers avoid.
             warnings.simplefilter("ignore")
             loader: DataLoader[Any] = DataLoader(

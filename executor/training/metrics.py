@@ -251,7 +251,7 @@ class EvalLoader:
         mine = np.array_split(np.arange(len(parts)), num_workers)[rank]
         self._parts = [parts[index] for index in mine]
         self._feed = make_feed(dataset, batch_size=batch_size, what="eval_dataset()", most_workers=len(parts))
-        self._feed.ahead = self._again
+        self._feed.ahead = lambda: itertools.cycle([Part(indices=part, epoch=0) for part in self._parts])
 
     @property
     def device(self) -> torch.device:
@@ -282,9 +282,6 @@ class EvalLoader:
 
     def close(self) -> None:
         self._feed.close()
-
-    def _again(self) -> Iterator[Part]:
-        return itertools.cycle([Part(indices=part, epoch=0) for part in self._parts])
 
 
 class Evaluation(Component):

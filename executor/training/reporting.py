@@ -114,12 +114,8 @@ def _session(caller: str) -> Session | None:
     return session
 
 
-_has_reported = False
-
-
-def has_reported() -> bool:
-    """Whether this process has handed an iteration over."""
-    return _has_reported
+has_reported = False
+"""Whether this process has handed an iteration over."""
 
 
 def begin() -> None:
@@ -131,8 +127,8 @@ def report_to_worker(metrics: Mapping[str, Any], checkpoint: Any, *, ended: bool
     """Hand an iteration over on rank 0, and wait until the next one is wanted. `ended`: it is the trial's last."""
     if os.environ.get("RANK", "0") != "0":
         return
-    global _has_reported
-    _has_reported = True
+    global has_reported
+    has_reported = True
     folder = None if checkpoint is None else os.path.abspath(checkpoint)
     connection = _connection()
     content = {"metrics": dict(metrics), "checkpoint": folder, "ended": ended}

@@ -517,13 +517,13 @@ class FunctionRunner(Runner):
 
     def __init__(self, function: TrainFunction, segment: Segment) -> None:
         self._function = function
-        self._segment = segment
+        self.segment = segment
         self._state: bytes | None = None
         """The function's last checkpoint, pickled when it was passed, so that later changes do not affect it."""
         self._folders: Sequence[FolderCheckpoint] = ()
         """The folders in it."""
         self._state_iterations = 0
-        self._iteration = 0
+        self.iteration = 0
         """The function's present iteration; less than the segment's while it repeats some."""
         self._over = False
         self._go: SimpleQueue[None] = SimpleQueue()
@@ -533,10 +533,10 @@ class FunctionRunner(Runner):
 
     def restore(self, payload: bytes | Path) -> int:
         """Continue from the function's last checkpoint; return its iterations, 0 if the function never passed one."""
-        content = unpack(payload, "function", self._segment.from_iterations, place_of(self._segment.device))
+        content = unpack(payload, "function", self.segment.from_iterations, place_of(self.segment.device))
         self._state, self._state_iterations = content["state"], content["state_iterations"]
         self._folders = content.get("folders", ())
-        self._iteration = self._state_iterations
+        self.iteration = self._state_iterations
         return self._state_iterations
 
     def saved_iterations(self, iterations: int) -> int:
@@ -550,8 +550,8 @@ class FunctionRunner(Runner):
             except Empty:
                 yield
             else:
-                is_last = iterations == self._segment.max_iterations
-                return clean_metrics(self._reported(answer), self._segment.metric, is_last=is_last)
+                is_last = iterations == self.segment.max_iterations
+                return clean_metrics(self._reported(answer), self.segment.metric, is_last=is_last)
 
     def dump(self, iterations: int, metrics: Mapping[str, float], *, is_last: bool = False) -> Payload:
         content: dict[str, Any] = {"state": self._state, "state_iterations": self._state_iterations}
@@ -574,8 +574,8 @@ class FunctionRunner(Runner):
             raise SegmentOver
         if checkpoint is not None:
             self._state, self._folders = pickled(checkpoint)
-            self._state_iterations = self._iteration
-        elif self._is_first and self._segment.max_iterations != 1 and not self.ended:
+            self._state_iterations = self.iteration
+        elif self._is_first and self.segment.max_iterations != 1 and not self.ended:
             print(f"rubberband: {self._name}() {WITHOUT_CHECKPOINT}", file=sys.stderr, flush=True)
         self._answers.put(metrics)
         self._go.get()
@@ -583,15 +583,7 @@ class FunctionRunner(Runner):
             raise SegmentOver
 
     def checkpoint(self) -> Any:
-        return None if self._state is None else unpickled(self._state, place_of(self._segment.device), self._folders)
-
-    @property
-    def segment(self) -> Segment:
-        return self._segment
-
-    @property
-    def iteration(self) -> int:
-        return self._iteration
+        return None if self._state is None else unpickled(self._state, place_of(self.segment.device), self._folders)
 
     @property
     def _name(self) -> str:
@@ -599,13 +591,13 @@ class FunctionRunner(Runner):
 
     @property
     def _is_first(self) -> bool:
-        return self._iteration == 1 and self._segment.from_iterations == 0
+        return self.iteration == 1 and self.segment.from_iterations == 0
 
     def _go_on(self) -> None:
         """Let the function train its next iteration."""
-        self._iteration += 1
+        self.iteration += 1
         if self._thread is None:
-            self._thread = _FunctionThread(target=self._run, name=f"trial {self._segment.trial}", daemon=True)
+            self._thread = _FunctionThread(target=self._run, name=f"trial {self.segment.trial}", daemon=True)
             self._thread.start()
         else:
             self._go.put(None)
@@ -621,7 +613,7 @@ class FunctionRunner(Runner):
             raise answer.error
         if not self._is_first:
             raise TrainingEnded
-        metric = self._segment.metric
+        metric = self.segment.metric
         raise refused(
             f"{self._name}() returned without a report; call rubberband.report({{{metric!r}: ...}}) once per "
             "iteration, or return its metrics in a dict if it trains in one go"
@@ -632,11 +624,11 @@ class FunctionRunner(Runner):
         in_functions.add(self)
         self._switches.put()
         # The same in each segment, or a `random_split` at its start would hold out samples that it has trained on.
-        reseed("train", self._segment.seed, 0, self._segment.rank)
+        reseed("train", self.segment.seed, 0, self.segment.rank)
         error: BaseException | None = None
         try:
-            with tune_session(self, self._segment):
-                returned = self._function(dict(self._segment.config))
+            with tune_session(self, self.segment):
+                returned = self._function(dict(self.segment.config))
                 if isinstance(returned, Mapping) and self._is_first:  # Ray Tune takes it for a report too
                     self.ended = True
                     self.report(flat(returned), None)

@@ -400,11 +400,7 @@ def lacks_loss(target: type) -> bool:
     """Return whether a class is one of torch trials, and has neither `loss` nor `step`."""
     if not issubclass(target, TorchTrial):
         return False
-    return target.loss is TorchTrial.loss and not has_own_step(target)
-
-
-def has_own_step(target: type[TorchTrial]) -> bool:
-    return has_override(target, "step")
+    return target.loss is TorchTrial.loss and not has_override(target, "step")
 
 
 def has_override(target: type[TorchTrial], name: str) -> bool:

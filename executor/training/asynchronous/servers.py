@@ -157,14 +157,8 @@ class Servers:
 
     def pull(self) -> None:
         """Fetch the parameters, once this worker may begin; the first server's last word comes before the others'."""
-
-        def ask(server: int) -> None:
-            self._wires[server].send({"kind": "pull"})
-            self._take(server)
-
-        self._once(partial(ask, 0))
-        if len(self._wires) > 1:
-            self._on_all(lambda server: ask(server) if server else None)
+        self._once(partial(self._pull, 0))
+        self._pull_others()
         self._now_ready()
 
     def exchange(self, weight: float, sums: dict[str, float]) -> bool:
@@ -199,18 +193,22 @@ class Servers:
             return self._take(server, sent_at)
 
         found = self._on_all(push)
-        if self._pulls_later and len(self._wires) > 1:
+        if self._pulls_later:
             asked_at = time.perf_counter()
-            self._on_all(lambda server: self._ask_again(server) if server else None)
+            self._pull_others()
             found[0]["down_s"] += time.perf_counter() - asked_at
         self._now_ready()
         slowest = {name: max(times[name] for times in found) for name in TIMES if name != "compute_s"}
         self._times = {"compute_s": compute_s, **slowest}
         return True
 
-    def _ask_again(self, server: int) -> None:
+    def _pull(self, server: int) -> None:
         self._wires[server].send({"kind": "pull"})
         self._take(server)
+
+    def _pull_others(self) -> None:
+        if len(self._wires) > 1:
+            self._on_all(lambda server: self._pull(server) if server else None)
 
     def _collect(self) -> list[list[int]]:
         """Copy the gradients into their buffers; return, for each server, the tensors that have none."""

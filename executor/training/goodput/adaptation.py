@@ -93,14 +93,6 @@ def resolve_limits(
     )
 
 
-def check_gang(limits: BatchLimits, num_workers: int, least_per_gpu: int) -> None:
-    """Raise TrialFailure if no batch can be split over the workers, each of which needs `least_per_gpu` samples."""
-    try:
-        candidates(limits, num_workers, least_per_gpu=least_per_gpu)
-    except ValueError as error:
-        raise refused(str(error)) from None
-
-
 FIRST_ESTIMATES = 40
 """The first estimates of the noise scale are frequent, at any cost."""
 LEAST_HALVES_SHARE, MOST_HALVES_SHARE = 0.02, 0.10
@@ -207,7 +199,10 @@ class AdaptiveBatching(Batching):
     def __post_init__(self, limits: BatchLimits) -> None:
         segment = self.segment
         assert segment.batch is not None
-        check_gang(limits, segment.num_workers, self.least_per_gpu)
+        try:
+            candidates(limits, segment.num_workers, least_per_gpu=self.least_per_gpu)
+        except ValueError as error:
+            raise refused(str(error)) from None
         self._interval = segment.batch.interval
         self._looks = ChoiceBudget()
         self._halves = 0

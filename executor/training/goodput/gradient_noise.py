@@ -308,16 +308,13 @@ class _LocalSquares:
         self._preconditioning = preconditioning
         parameters = list(preconditioning.parameters)
         if self._are_views:
-            self._watch(parameters, self._measure_one)
+            self._watch(parameters, lambda each: self._measure([each]))
         else:
             self._watch(parameters[-1:] if self._all_have_gradients else parameters, self._queue)
 
     def _watch(self, parameters: list[Tensor], hook: Callable[[Tensor], None]) -> None:
         for parameter in parameters:
             self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
-
-    def _measure_one(self, parameter: Tensor) -> None:
-        self._measure([parameter])
 
     def _queue(self, _: Tensor) -> None:
         self._remove_hooks()

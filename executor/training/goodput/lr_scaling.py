@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,9 +95,7 @@ def _load(name: str) -> ScaleLr:
         )
     importlib.invalidate_caches()
     try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        found: Any = pkgutil.resolve_name(name)
     except Exception as error:
         raise refused(f"lr_scaling={name} cannot be imported: {one_line(error)}") from error
     if not callable(found) or not accepts(found, 3):

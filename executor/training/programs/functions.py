@@ -71,7 +71,7 @@ def main() -> None:
         reporting.begin()
         reseed("train", segment.seed, 0, 0)  # as in FunctionRunner, and the same on each worker
         returned = function(dict(segment.config))
-        if isinstance(returned, Mapping) and not reporting.has_reported():
+        if isinstance(returned, Mapping) and not reporting.has_reported:
             reporting.report_to_worker(flat(returned), None, ended=True)
     except BaseException as error:
         environment = Environment(secrets={name: os.environ[name] for name in names if os.environ.get(name)})
