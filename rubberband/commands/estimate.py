@@ -143,17 +143,10 @@ def estimate(
 
 
 def _prices(experiment: Experiment, live: bool) -> PricesAndQuotas:
-    from rubberband.errors import InputError
     from rubberband.installation import default_home
-    from rubberband.planning.feasible import PricesAndQuotas
     from rubberband.planning.prices_and_quotas import live_prices_and_quotas, local_prices_and_quotas
 
-    try:
-        home = default_home()
-    except InputError:  # this user has no home, so there are no measured start times in it
-        if live:
-            raise
-        return PricesAndQuotas()
+    home = default_home()
     prices = live_prices_and_quotas(experiment, home) if live else local_prices_and_quotas(experiment, home)
     if not experiment.resources.kind.is_rented:
         return prices
@@ -247,7 +240,7 @@ def _document(found: EstimateAnswer, simulation: SimulatedPlan | None) -> tuple[
 def profiles_of(experiment: Experiment, file: Path, overrides: Sequence[str] = ()) -> Profile | dict[str, Profile]:
     """Return the experiment's profile, or instance type -> profile. Raises ProfileMissingError with the remedy."""
     remedy = f"measure one with `rubberband profile {file}`, or write profile: {{seconds_per_iteration: {{1: 60}}}}"
-    from rubberband.errors import InputError, ProfileMissingError
+    from rubberband.errors import ProfileMissingError
     from rubberband.executor.training.entrypoint import entrypoint_of
     from rubberband.installation import default_home
     from rubberband.running.profile_cache import find_profiles
@@ -256,14 +249,10 @@ def profiles_of(experiment: Experiment, file: Path, overrides: Sequence[str] = (
     entrypoint = None
     if experiment.entrypoint is not None:
         entrypoint = entrypoint_of(experiment, (file.absolute().parent, Path.cwd()))
-    try:
-        home = default_home()
-    except InputError:  # this user has no home
-        home = None
     found_at = default_profile_path(file) if names_no_profile(file, overrides) else None
     try:
         say = partial(print, file=sys.stderr)
-        found = find_profiles(experiment, entrypoint, home, found_at, say, to_run=False)
+        found = find_profiles(experiment, entrypoint, default_home(), found_at, say, to_run=False)
     except ProfileMissingError as error:
         raise ProfileMissingError(f"{str(error).partition(';')[0]}; {remedy}") from None
     if found is None:

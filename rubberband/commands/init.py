@@ -68,6 +68,8 @@ def init(
     further. Ranges are guesses: adapt them. Without TRIAL, a small trial to start from is written as well. Nothing is
     overwritten.
     """
+    from importlib.util import find_spec
+
     from rubberband.features import parts
 
     path = file or Path(DEFAULT_FILE)
@@ -77,7 +79,8 @@ def init(
     _require_new(path)
     made = path.parent / f"{MODULE}.py" if trial is None else None
     if made is not None:
-        trial = _write_trial(made)
+        _write(made, _TORCH if find_spec("torch") is not None else _PLAIN)
+        trial = f"{MODULE}:MyTrial"
     assert trial is not None
     try:
         seen = seen_in(trial, path)
@@ -133,14 +136,6 @@ def _write(path: Path, text: str) -> None:
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror}); give another path") from None
     print(f"wrote {path}", file=sys.stderr)
-
-
-def _write_trial(path: Path) -> str:
-    """Write the small trial, and return its entry point."""
-    from importlib.util import find_spec
-
-    _write(path, _TORCH if find_spec("torch") is not None else _PLAIN)
-    return f"{path.stem}:MyTrial"
 
 
 # The trial's source.
@@ -199,15 +194,8 @@ def _of_program(found: ProgramFindings, trial: str, path: Path) -> TrialFindings
     prints = found.prints or script_of(found.words) is None  # another language prints
     source = "stdout # a line with the metric is an iteration" if prints else "report # rubberband.report({...})"
     if not metrics:
-        remarks.append(
-            "no metric was found in its source: "
-            + (
-                "let the program"
-                if prints
-                else "let the program call rubberband.report, or write metrics: stdout and let it"
-            )
-            + " print lines such as loss=0.12"
-        )
+        remedy = "" if prints else " call rubberband.report, or write metrics: stdout and let it"
+        remarks.append(f"no metric was found in its source: let the program{remedy} print lines such as loss=0.12")
     return TrialFindings(
         entrypoint=f"\n  command: {_command(words)}\n  metrics: {source}",
         name=_name(Path(next((word for word in words if word.endswith((".py", ".sh"))), words[0])).stem, path),
@@ -316,9 +304,8 @@ def _domain(name: str, default: Any) -> tuple[str, str]:
     is_number = isinstance(default, int | float) and not isinstance(default, bool)
     said = f"the default is {default}" if default is not _REQUIRED else ""
     if is_number and default > 0 and not re.fullmatch(_BELOW_ONE, name.lower()):
-        around = [max(1, default // 2), default, 2 * default] if isinstance(default, int) else []
-        if around:
-            return f"{{type: choice, values: {sorted(set(around))}}}", said
+        if isinstance(default, int):
+            return f"{{type: choice, values: {sorted({max(1, default // 2), default, 2 * default})}}}", said
         if 0.5 <= default < 1.0:
             return f"{{type: uniform, lower: {default / 2:g}, upper: 1.0}}", said
         return f"{{type: loguniform, lower: {default / 10:g}, upper: {default * 10:g}}}", said
@@ -377,7 +364,7 @@ def text_of(seen: TrialFindings, path: Path) -> str:
     """Return the experiment file at `path`."""
     iteration_s = max(0.01, _GUESSED_S if seen.iteration_s is None else seen.iteration_s)
     serial = _TRIALS + 4 * 4 + seen.most  # iterations of 16 trials of 1, 4 of 4 and 1 to the end
-    deadline_s = _rounded_up(max(600.0, 3.0 * serial / _INSTANCES * iteration_s + 300.0))
+    deadline_s = 600 * math.ceil(max(600.0, 3.0 * serial / _INSTANCES * iteration_s + 300.0) / 600)
     max_cost_usd = 1 + int(1.5 * _INSTANCES * deadline_s / 3600.0 * _USD_PER_HOUR)
     space = "\n".join(
         f"    {_key(name)}: {domain}{f' # {comment}' if comment else ''}"
@@ -413,11 +400,6 @@ def _extras(first_s: float, cold_s: float) -> str:
     )
 
 
-def _rounded_up(seconds: float) -> int:
-    """Return whole minutes, in seconds: a multiple of ten."""
-    return 600 * math.ceil(seconds / 600)
-
-
 def _key(name: str) -> str:
     """Return a name as YAML reads it back."""
     plain = re.fullmatch(r"[A-Za-z_][\w/-]*", name) and name.lower() not in ("true", "false", "null", "n", "y")
@@ -444,8 +426,7 @@ def _conclude(found: TrialFindings, path: Path) -> None:
         print(f"note: {remark}", file=sys.stderr)
     for problem in found.problems:
         print(f"problem: {problem}", file=sys.stderr)
-    again = f"rubberband check {path}"
-    print(f"Next: adapt the ranges in {path}, then {again if found.problems else f'rubberband estimate {path}'}")
+    print(f"Next: adapt the ranges in {path}, then rubberband {'check' if found.problems else 'estimate'} {path}")
 
 
 _FILE = """\

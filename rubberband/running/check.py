@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -118,25 +118,18 @@ def check_experiment(
     values of a program.
     """
     experiment, problems = with_trial(experiment, search_path), list[TrialFault]()
-    try:
-        experiment = on_cluster(experiment)
-    except InputError as error:
-        problems.append(TrialFault(line=str(error)))
     entrypoint, max_gpus = None, 1
-    try:
+    with _noted(problems):
+        experiment = on_cluster(experiment)
+    with _noted(problems):
         require_runnable(experiment, home or default_home())
-    except InputError as error:
-        problems.append(TrialFault(line=str(error)))
-    try:
+    with _noted(problems):
         on_demand = experiment.resources.model_copy(update={"market": "on_demand"})  # the price of spot may be unknown
         any_market = experiment.model_copy(update={"resources": on_demand})
         max_gpus = widest_gang(any_market, None, experiment.loaded_profiles())
-    except InputError as error:
-        problems.append(TrialFault(line=str(error)))
-    try:
+    with _noted(problems):
         entrypoint = named_entrypoint(experiment, search_path)
-    except InputError as error:
-        problems.append(TrialFault(line=str(error)))
+    if entrypoint is None:
         return CheckReport(
             entrypoint=str(experiment.entrypoint), device="cpu", limit_s=limit_s, problems=tuple(problems)
         )
@@ -144,6 +137,14 @@ def check_experiment(
         problems.append(TrialFault(line=why))
     report = _checked(experiment, entrypoint, max_gpus, limit_s, output, problems, quick=quick)
     return replace(report, remarks=(*experiment.notes, *report.remarks))
+
+
+@contextmanager
+def _noted(problems: list[TrialFault]) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        problems.append(TrialFault(line=str(error)))
 
 
 def check_first(

@@ -120,7 +120,7 @@ def beside(path: Path, content: ProfileContent | None) -> tuple[bool, str]:
 def find_profiles(
     experiment: Experiment,
     entrypoint: Entrypoint | None,
-    home: Path | None,
+    home: Path,
     found_at: Path | None,
     announce: Announce = lambda line: None,
     *,
@@ -141,8 +141,7 @@ def find_profiles(
             announce(line)
         if is_same:
             return given
-    cached = None if home is None else cached_profile(home, content)
-    if cached is not None:
+    if (cached := cached_profile(home, content)) is not None:
         profile, line = cached
         announce(line if to_run else line.removesuffix(AFRESH).rstrip("; "))
         return profile

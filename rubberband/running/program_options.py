@@ -27,7 +27,6 @@ from rubberband.values.command import PLACES, launcher_of, metrics_in, words_of
 
 LIMIT_S = 60.0
 """Time until a program parses its arguments; its imports may take long."""
-_OTHER_PARSERS = ("click", "typer", "fire", "hydra", "jsonargparse", "tyro", "absl", "docopt", "simple_parsing")
 _BOOL_OF_TRAINER = "string_to_bool"
 """Name of the type that HfArgumentParser gives to its options that are true or false."""
 _ROLES = (
@@ -137,11 +136,10 @@ def program_of(text: str, folder: Path) -> ProgramFindings:
         options, fault = _options(words, folder)
         remarks += [fault] if fault else []
     elif sources:
-        other = next(
-            (name for name in _OTHER_PARSERS if any(re.search(rf"\b{name}\b", text) for text in sources)), None
+        remarks.append(
+            "it has no ArgumentParser, so its parameters were not found: write them below, and their options into the "
+            "command"
         )
-        why = f"its options are read by {other}" if other else "it has no ArgumentParser"
-        remarks.append(f"{why}, so its parameters were not found: write them below, and their options into the command")
     found = ProgramFindings(words=(*words, "${args}"), reported=tuple(metrics), prints=prints, remarks=tuple(remarks))
     return found if not options else _with_options(found, words, options)
 
@@ -253,14 +251,9 @@ def _switch(option: ProgramOption) -> str | None:
         return None
     if option.type == "bool":
         return f"{option.flag} has type=bool, which reads every text as true: it is left out"
-    if option.is_switch and option.type != _BOOL_OF_TRAINER:
-        return f"{option.flag} is true or false: add it to the command if it is wanted"
-    if re.match("--no[-_]", option.flag):
-        return None
-    if option.kind in ("StoreTrueAction", "StoreFalseAction"):
-        return (
-            f"{option.flag} takes no value, so that no parameter stands for it: add it to the command if it is wanted"
-        )
+    takes_none = option.kind in ("StoreTrueAction", "StoreFalseAction") and not re.match("--no[-_]", option.flag)
+    if takes_none or (option.is_switch and option.type != _BOOL_OF_TRAINER):
+        return f"{option.flag} is a switch, so that no parameter stands for it: add it to the command if it is wanted"
     return None
 
 

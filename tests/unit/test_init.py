@@ -199,7 +199,7 @@ def test_options_become_parameters_and_places_without_training(here: Path) -> No
     }
     text = Path("experiment.yaml").read_text()
     assert "lr: {type: loguniform, lower: 0.001, upper: 0.1} # the default is 0.01" in text
-    assert "# Note: --nesterov takes no value" in text
+    assert "# Note: --nesterov is a switch" in text
     assert "# Note: --big has type=bool, which reads every text as true" in text
     assert "--no-cuda" not in text
     rubberband("estimate", "experiment.yaml")
@@ -271,7 +271,7 @@ def test_a_script_with_the_parser_of_transformers_has_the_metric_and_the_epochs_
     assert {"learning_rate", "per_device_train_batch_size"} < experiment.search.space.keys()
     assert not {"auto_find_batch_size", "per_device_eval_batch_size"} & experiment.search.space.keys()
     text = Path("experiment.yaml").read_text()
-    assert "takes no value" not in text
+    assert "is a switch" not in text
     assert ("--output_dir out is ${checkpoint} now" in text) == bool(out)
 
 

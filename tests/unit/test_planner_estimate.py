@@ -8,11 +8,11 @@ from itertools import count
 
 import pytest
 
-from rubberband.commands.estimate import plan_from_json
 from rubberband.errors import InputError
 from rubberband.planner.estimates import estimate, estimate_plan
 from rubberband.planner.exact.model import predict
 from rubberband.planner.problem import Problem
+from rubberband.spec.loading import load_plan
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
@@ -115,24 +115,29 @@ def test_the_plan_of_a_user_is_predicted_as_it_is():
     assert estimate_plan(problem(limits()), PLAN).feasible
 
 
-def test_a_plan_is_read_as_it_was_written():
-    assert plan_from_json({"stages": [asdict(choice) for choice in PLAN.stages]}) == PLAN
+def test_a_plan_is_read_as_it_was_written(tmp_path):
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps({"stages": [asdict(choice) for choice in PLAN.stages]}))
+    assert load_plan(file) == PLAN
 
 
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ([], "not an object"),
-        ({}, "lacks 'stages'"),
-        ({"stages": "all"}, "not a list"),
-        ({"stages": [3]}, "stage 0 of the plan is int"),
-        ({"stages": [{"instances": 1}]}, "stage 0 of the plan lacks 'gpus_per_trial'"),
-        ({"stages": [{"instances": 1, "gpus_per_trial": 1, "gpu": 1}]}, "unknown key 'gpu'"),
-        ({"stages": [{"instances": 1.5, "gpus_per_trial": 1}]}, "instances=1.5"),
-        ({"stages": [{"instances": True, "gpus_per_trial": 1}]}, "instances=True"),
-        ({"stages": [{"instances": 0, "gpus_per_trial": 1}]}, "from 1 up"),
+        ([], "is not a mapping"),
+        ({}, "stages: is required"),
+        ({"stages": []}, "stages"),
+        ({"stages": "all"}, "stages: 'all' is not a list"),
+        ({"stages": [3]}, "stages.0: 3"),
+        ({"stages": [{"instances": 1}]}, "stages.0.gpus_per_trial: is required"),
+        ({"stages": [{"instances": 1, "gpus_per_trial": 1, "gpu": 1}]}, "stages.0.gpu: unknown"),
+        ({"stages": [{"instances": 1.5, "gpus_per_trial": 1}]}, "stages.0.instances: 1.5"),
+        ({"stages": [{"instances": True, "gpus_per_trial": 1}]}, "stages.0.instances: True"),
+        ({"stages": [{"instances": 0, "gpus_per_trial": 1}]}, "stages.0.instances: 0"),
     ],
 )
-def test_a_malformed_plan_is_refused_with_the_place(data, words):
+def test_a_malformed_plan_is_refused_with_the_place(data, words, tmp_path):
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(data))
     with pytest.raises(InputError, match=words):
-        plan_from_json(data)
+        load_plan(file)
