@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from inspect import cleandoc, signature
 from itertools import islice
 from statistics import NormalDist
 from typing import Any
@@ -126,168 +127,42 @@ class Domain:
 
 
 def uniform(lower: float, upper: float) -> Domain:
-    """A float between `lower` and `upper`, uniformly.
-
-    Args:
-        lower: The least value.
-        upper: The largest value.
-
-    Returns:
-        The domain; in a file, `{type: uniform, lower: 0.5, upper: 0.99}`.
-
-    Raises:
-        InputError: For bounds that leave no value.
-
-    Examples:
-        >>> rubberband.uniform(0.5, 0.99).to_words()
-        {'type': 'uniform', 'lower': 0.5, 'upper': 0.99}
-    """
+    """A float between `lower` and `upper`, uniformly."""
     return Domain("uniform", {"lower": lower, "upper": upper})
 
 
 def quniform(lower: float, upper: float, q: float) -> Domain:
-    """A multiple of `q` from `lower` to `upper`, uniformly.
-
-    Args:
-        lower: The least value.
-        upper: The largest value.
-        q: The step between values.
-
-    Returns:
-        The domain; in a file, `{type: quniform, lower: 0, upper: 0.5, q: 0.1}`.
-
-    Raises:
-        InputError: For bounds that leave no value.
-
-    Examples:
-        >>> rubberband.quniform(0.0, 0.5, 0.1).to_words()
-        {'type': 'quniform', 'lower': 0.0, 'upper': 0.5, 'q': 0.1}
-    """
+    """A multiple of `q` from `lower` to `upper`, uniformly."""
     return Domain("quniform", {"lower": lower, "upper": upper, "q": q})
 
 
 def loguniform(lower: float, upper: float, base: float = 10) -> Domain:
-    """A float between `lower` and `upper`, uniformly in its logarithm; `base` is Ray Tune's and changes nothing.
-
-    Args:
-        lower: The least value, more than 0.
-        upper: The largest value.
-        base: Has no effect; Ray Tune has it.
-
-    Returns:
-        The domain; in a file, `{type: loguniform, lower: 1e-4, upper: 1e-1}`.
-
-    Raises:
-        InputError: For bounds that leave no value.
-
-    Examples:
-        >>> rubberband.loguniform(1e-4, 1e-1).to_words()
-        {'type': 'loguniform', 'lower': 0.0001, 'upper': 0.1, 'base': 10}
-    """
+    """A float between `lower` and `upper`, uniformly in its logarithm; `base` is Ray Tune's and changes nothing."""
     return Domain("loguniform", {"lower": lower, "upper": upper, "base": base})
 
 
 def qloguniform(lower: float, upper: float, q: float, base: float = 10) -> Domain:
-    """A multiple of `q` from `lower` to `upper`, uniformly in its logarithm; `base` changes nothing.
-
-    Args:
-        lower: The least value, more than 0.
-        upper: The largest value.
-        q: The step between values.
-        base: Has no effect; Ray Tune has it.
-
-    Returns:
-        The domain; in a file, `{type: qloguniform, lower: 0.001, upper: 1, q: 0.001}`.
-
-    Raises:
-        InputError: For bounds that leave no value.
-
-    Examples:
-        >>> rubberband.qloguniform(0.001, 1.0, 0.001).to_words()
-        {'type': 'qloguniform', 'lower': 0.001, 'upper': 1.0, 'q': 0.001, 'base': 10}
-    """
+    """A multiple of `q` from `lower` to `upper`, uniformly in its logarithm; `base` changes nothing."""
     return Domain("qloguniform", {"lower": lower, "upper": upper, "q": q, "base": base})
 
 
 def randn(mean: float = 0.0, sd: float = 1.0) -> Domain:
-    """A normally distributed float.
-
-    Args:
-        mean: The mean.
-        sd: The standard deviation.
-
-    Returns:
-        The domain; in a file, `{type: randn, mean: 0, sd: 1}`.
-
-    Raises:
-        InputError: For bounds that leave no value.
-
-    Examples:
-        >>> rubberband.randn(0.0, 1.0).to_words()
-        {'type': 'randn', 'mean': 0.0, 'sd': 1.0}
-    """
+    """A normally distributed float."""
     return Domain("randn", {"mean": mean, "sd": sd})
 
 
 def qrandn(mean: float, sd: float, q: float) -> Domain:
-    """A normally distributed float, rounded to a multiple of `q`.
-
-    Args:
-        mean: The mean.
-        sd: The standard deviation.
-        q: The step between values.
-
-    Returns:
-        The domain; in a file, `{type: qrandn, mean: 0, sd: 1, q: 0.5}`.
-
-    Raises:
-        InputError: For bounds that leave no value.
-
-    Examples:
-        >>> rubberband.qrandn(0.0, 1.0, 0.5).to_words()
-        {'type': 'qrandn', 'mean': 0.0, 'sd': 1.0, 'q': 0.5}
-    """
+    """A normally distributed float, rounded to a multiple of `q`."""
     return Domain("qrandn", {"mean": mean, "sd": sd, "q": q})
 
 
 def randint(lower: int, upper: int) -> Domain:
-    """A whole number from `lower` to `upper - 1`, uniformly.
-
-    Args:
-        lower: The least value.
-        upper: One more than the largest value.
-
-    Returns:
-        The domain; in a file, `{type: randint, lower: 1, upper: 9}`.
-
-    Raises:
-        InputError: For bounds that leave no value.
-
-    Examples:
-        >>> rubberband.randint(1, 9).to_words()
-        {'type': 'randint', 'lower': 1, 'upper': 9}
-    """
+    """A whole number from `lower` to `upper - 1`, uniformly."""
     return Domain("randint", {"lower": lower, "upper": upper})
 
 
 def lograndint(lower: int, upper: int, base: float = 10) -> Domain:
-    """A whole number from `lower` to `upper - 1`, uniformly in its logarithm; `base` changes nothing.
-
-    Args:
-        lower: The least value, at least 1.
-        upper: One more than the largest value.
-        base: Has no effect; Ray Tune has it.
-
-    Returns:
-        The domain; in a file, `{type: lograndint, lower: 16, upper: 1025}`.
-
-    Raises:
-        InputError: For bounds that leave no value.
-
-    Examples:
-        >>> rubberband.lograndint(16, 1025).to_words()
-        {'type': 'lograndint', 'lower': 16, 'upper': 1025, 'base': 10}
-    """
+    """A whole number from `lower` to `upper - 1`, uniformly in its logarithm; `base` changes nothing."""
     return Domain("lograndint", {"lower": lower, "upper": upper, "base": base})
 
 
@@ -295,82 +170,22 @@ def qrandint(lower: int, upper: int, q: int = 1) -> Domain:
     """A multiple of `q` from `lower` to `upper` (included), uniformly.
 
     Ray Tune leaves out `upper` where `q` is 1; a domain that its `qrandint` made does so here too.
-
-    Args:
-        lower: The least value.
-        upper: The largest value.
-        q: The step between values.
-
-    Returns:
-        The domain; in a file, `{type: qrandint, lower: 16, upper: 256, q: 16}`.
-
-    Raises:
-        InputError: For bounds that leave no value.
-
-    Examples:
-        >>> rubberband.qrandint(16, 256, 16).to_words()
-        {'type': 'qrandint', 'lower': 16, 'upper': 256, 'q': 16}
     """
     return Domain("qrandint", {"lower": lower, "upper": upper, "q": q})
 
 
 def qlograndint(lower: int, upper: int, q: int, base: float = 10) -> Domain:
-    """A multiple of `q` from `lower` to `upper` (included), uniformly in its logarithm; `base` changes nothing.
-
-    Args:
-        lower: The least value, at least 1.
-        upper: The largest value.
-        q: The step between values.
-        base: Has no effect; Ray Tune has it.
-
-    Returns:
-        The domain; in a file, `{type: qlograndint, lower: 16, upper: 1024, q: 16}`.
-
-    Raises:
-        InputError: For bounds that leave no value.
-
-    Examples:
-        >>> rubberband.qlograndint(16, 1024, 16).to_words()
-        {'type': 'qlograndint', 'lower': 16, 'upper': 1024, 'q': 16, 'base': 10}
-    """
+    """A multiple of `q` from `lower` to `upper` (included), uniformly in its logarithm; `base` changes nothing."""
     return Domain("qlograndint", {"lower": lower, "upper": upper, "q": q, "base": base})
 
 
 def choice(categories: Sequence[Any]) -> Domain:
-    """One of the values, each as likely as the next.
-
-    Args:
-        categories: The values: numbers, texts, lists, or options with a `name` and a `space` of their own.
-
-    Returns:
-        The domain; in a file, `{type: choice, values: [sgd, adam]}`.
-
-    Raises:
-        InputError: For bounds that leave no value.
-
-    Examples:
-        >>> rubberband.choice(["sgd", "adam"]).to_words()
-        {'type': 'choice', 'values': ['sgd', 'adam']}
-    """
+    """One of the values, each as likely as the next."""
     return Domain("choice", {"values": categories})
 
 
 def grid_search(values: Sequence[Any]) -> Domain:
-    """Every one of `values`, under the grid sampler.
-
-    Args:
-        values: The values, each of which is tried.
-
-    Returns:
-        The domain; in a file, `{type: grid, values: [0.01, 0.1]}`.
-
-    Raises:
-        InputError: For bounds that leave no value.
-
-    Examples:
-        >>> rubberband.grid_search([0.01, 0.1]).to_words()
-        {'type': 'grid', 'values': [0.01, 0.1]}
-    """
+    """Every one of `values`, under the grid sampler."""
     return Domain("grid", {"values": values})
 
 
@@ -422,7 +237,7 @@ def _one_of(u: float, values: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class DomainType:
-    """One row of the table of domains; its constructor's docstring describes it in the JSON Schema."""
+    """One row of the table of domains; the first line of its constructor's docstring is in the JSON Schema."""
 
     name: str
     """Name in the JSON Schema; in lower case it is the `type` in an experiment file."""
@@ -431,6 +246,8 @@ class DomainType:
     """The inverse of the distribution function, of a number in (0, 1) and the arguments."""
     arguments: Mapping[str, Any]
     """Argument -> its default; `...` (as in pydantic) where it has none."""
+    example: tuple[Any, ...]
+    """Arguments of the example in its docstring."""
     whole: bool = False
     """Whether the arguments (but for `base`) are whole numbers."""
 
@@ -440,36 +257,81 @@ _BOUNDS = {"lower": ..., "upper": ...}
 DOMAINS = {
     row.name.lower(): row
     for row in (
-        DomainType("Uniform", uniform, _between, _BOUNDS),
+        DomainType("Uniform", uniform, _between, _BOUNDS, (0.5, 0.99)),
         DomainType(
             "QUniform",
             quniform,
             lambda u, lower, upper, q: _multiple(_between(u, lower, upper), q, lower, upper),
             _BOUNDS | {"q": ...},
+            (0.0, 0.5, 0.1),
         ),
-        DomainType("LogUniform", loguniform, _log_between, _BOUNDS | {"base": 10}),
+        DomainType("LogUniform", loguniform, _log_between, _BOUNDS | {"base": 10}, (1e-4, 1e-1)),
         DomainType(
             "QLogUniform",
             qloguniform,
             lambda u, lower, upper, q, base: _multiple(_log_between(u, lower, upper), q, lower, upper),
             _BOUNDS | {"q": ..., "base": 10},
+            (0.001, 1.0, 0.001),
         ),
-        DomainType("Randn", randn, _normal, {"mean": 0.0, "sd": 1.0}),
+        DomainType("Randn", randn, _normal, {"mean": 0.0, "sd": 1.0}, (0.0, 1.0)),
         DomainType(
             "QRandn",
             qrandn,
             lambda u, mean, sd, q: _multiple(_normal(u, mean, sd), q),
             {"mean": ..., "sd": ..., "q": ...},
+            (0.0, 1.0, 0.5),
         ),
-        DomainType("Randint", randint, _whole, _BOUNDS, whole=True),
-        DomainType("LogRandint", lograndint, _whole_log, _BOUNDS | {"base": 10}, whole=True),
-        DomainType("QRandint", qrandint, _whole_multiple, _BOUNDS | {"q": 1}, whole=True),
-        DomainType("QLogRandint", qlograndint, _whole_log_multiple, _BOUNDS | {"q": ..., "base": 10}, whole=True),
-        DomainType("Choice", choice, _one_of, {"values": ...}),
-        DomainType("Grid", grid_search, _one_of, {"values": ...}),
+        DomainType("Randint", randint, _whole, _BOUNDS, (1, 9), whole=True),
+        DomainType("LogRandint", lograndint, _whole_log, _BOUNDS | {"base": 10}, (16, 1025), whole=True),
+        DomainType("QRandint", qrandint, _whole_multiple, _BOUNDS | {"q": 1}, (16, 256, 16), whole=True),
+        DomainType(
+            "QLogRandint",
+            qlograndint,
+            _whole_log_multiple,
+            _BOUNDS | {"q": ..., "base": 10},
+            (16, 1024, 16),
+            whole=True,
+        ),
+        DomainType("Choice", choice, _one_of, {"values": ...}, (["sgd", "adam"],)),
+        DomainType("Grid", grid_search, _one_of, {"values": ...}, ([0.01, 0.1],)),
     )
 }
 """Every domain under its `type` in an experiment file. A logarithmic one has a `base`."""
+
+_MEANINGS = {
+    "lower": "The least value",
+    "upper": "The largest value",
+    "q": "The step between values",
+    "base": "Has no effect; Ray Tune has it",
+    "mean": "The mean",
+    "sd": "The standard deviation",
+    "categories": "The values: numbers, texts, lists, or options with a `name` and a `space` of their own",
+    "values": "The values, each of which is tried",
+}
+
+
+def _document(row: DomainType) -> None:
+    """Complete the docstring of a constructor: its arguments, its words in a file, its errors and its example."""
+    meanings = dict(_MEANINGS)
+    if "base" in row.arguments:
+        meanings["lower"] += ", at least 1" if row.whole else ", more than 0"
+    if row.whole and "q" not in row.arguments:
+        meanings["upper"] = "One more than the largest value"
+    given = (*row.example, *[*row.arguments.values()][len(row.example) :])
+    words = {"type": row.name.lower(), **dict(zip(row.arguments, given, strict=True))}
+    written = ", ".join(f"{name}: {value}" for name, value in words.items() if name != "base").replace("'", "")
+    sections = {
+        "Args": [f"{name}: {meanings[name]}." for name in signature(row.make).parameters],
+        "Returns": [f"The domain; in a file, `{{{written}}}`."],
+        "Raises": ["InputError: For arguments that leave no value."],
+        "Examples": [f">>> rubberband.{row.make.__name__}{row.example!r}.to_words()".replace(",)", ")"), repr(words)],
+    }
+    more = [f"{name}:\n    " + "\n    ".join(lines) for name, lines in sections.items()]
+    row.make.__doc__ = "\n\n".join([cleandoc(row.make.__doc__ or ""), *more])
+
+
+for _row in DOMAINS.values():
+    _document(_row)
 
 
 def _check_numbers(kind: str, given: Mapping[str, Any]) -> None:
