@@ -15,7 +15,6 @@ from rubberband.cloud.catalogue import (
     Live,
     Table,
     instant,
-    is_similar,
     nearest_types,
     row_source,
     similar_types,
@@ -178,10 +177,10 @@ def _offer(resources: Resources, profile: Profile | None, name: str, table: Tabl
         kind.init_s + extras.init_s,
     )
     gpus = _gpus(resources, name, row, table)
-    price_usd_per_hour = float(gpus) if resources.unit == "GPU-h" else _price_usd_per_hour(resources, name, row, table)
+    price_usd_per_hour = float(gpus) if resources.unit == "GPU-h" else _price_usd_per_hour(resources, name, row)
     restart_s = provision_delay_s + init_delay_s + (profile.trial_startup_s if profile else 0.0)
     head_usd = None if "head_price_usd_per_hour" in resources.model_fields_set else extras.head_price_usd_per_hour
-    has_minimum = "minimum_billed_s" in resources.model_fields_set or not kind.is_borrowed
+    is_unbilled = kind.is_borrowed and "minimum_billed_s" not in resources.model_fields_set
     return Offer(
         instance_type=name,
         gpus=gpus,
@@ -192,7 +191,7 @@ def _offer(resources: Resources, profile: Profile | None, name: str, table: Tabl
         init_delay_s=init_delay_s,
         init_spread=init_spread,
         billing=resources.billing,
-        minimum_billed_s=resources.minimum_billed_s if has_minimum else 0.0,
+        minimum_billed_s=0.0 if is_unbilled else resources.minimum_billed_s,
         data_usd_per_instance=resources.dataset_gb * resources.data_price_usd_per_gb,
         head_price_usd_per_hour=resources.head_price_usd_per_hour if head_usd is None else head_usd,
         head_side_usd_per_hour=0.0 if head_usd is None else extras.head_side_usd_per_hour,
@@ -262,7 +261,7 @@ def _check_slots(slots: int, row: InstanceType) -> None:
         )
 
 
-def _price_usd_per_hour(resources: Resources, name: str, row: InstanceType | None, table: Table) -> float:
+def _price_usd_per_hour(resources: Resources, name: str, row: InstanceType | None) -> float:
     if resources.price_usd_per_hour is not None:
         return resources.price_usd_per_hour
     if row is None:
@@ -270,10 +269,9 @@ def _price_usd_per_hour(resources: Resources, name: str, row: InstanceType | Non
             return 0.0
         raise InputError(f"resources.price_per_hour: {shown(name)} is not in the catalogue; give its price per hour")
     if not row.live_in(resources.region).offered:
-        others = _others(resources.region, row, table)
         raise InputError(
             f"resources.instance_type: {_cloud(resources)} has no {name} in {resources.region}; choose another type or "
-            f"region{others}"
+            "region (`rubberband cloud prices` lists both)"
         )
     if resources.region not in row.prices_usd_per_hour:
         known = ", ".join(row.prices_usd_per_hour) or "no region"
@@ -282,20 +280,6 @@ def _price_usd_per_hour(resources: Resources, name: str, row: InstanceType | Non
             "price_per_hour, or a table that has it as resources.catalogue"
         )
     return row.prices_usd_per_hour[resources.region]
-
-
-def _others(region: str, row: InstanceType, table: Table) -> str:
-    """Return, in words, types of a region with as many GPUs and memory, and other regions that have a type.
-
-    Types of the same model come first, then cheap ones.
-    """
-    fit = [other for other in table.values() if is_similar(other, row)]
-    priced = [other for other in fit if region in other.prices_usd_per_hour]
-    cheapest = sorted(priced, key=lambda other: (other.gpu != row.gpu, other.prices_usd_per_hour[region]))[:3]
-    types = ", ".join(other.instance_type for other in cheapest)
-    regions = ", ".join(list(row.prices_usd_per_hour)[:3])
-    hints = [f"here there is {types}"] * bool(types) + [f"it is in {regions}"] * bool(regions)
-    return f" ({'; '.join(hints)})" if hints else ""
 
 
 def _spot(resources: Resources, name: str, row: InstanceType | None, on_demand: float, restart_s: float) -> Spot:

@@ -11,7 +11,6 @@ import importlib.metadata
 import io
 import tomllib
 import zipfile
-from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,12 @@ def build_wheel(root: Path | None = None) -> tuple[str, bytes]:
     """Return name and content of the wheel, whose version ends in a plus and the digest of its content.
 
     `root`: the package's folder, in a checkout or as pip installed it. Raises InputError if a file cannot be read, or
-    was changed after the installation.
+    if it is neither.
     """
     root = root or Path(rubberband.__file__).parent
     try:
         content = dict(sorted(_files(root).items()))
-        needs = _needs(root, content)
+        needs = _needs(root)
     except OSError as error:
         raise InputError(
             f"resources.aws.install: {error.filename} of this rubberband cannot be packed for instances "
@@ -53,8 +52,7 @@ def build_wheel(root: Path | None = None) -> tuple[str, bytes]:
 
 def needs(root: Path | None = None) -> list[str]:
     """Return the metadata lines with the package's requirements. Raises as `build_wheel` does."""
-    root = root or Path(rubberband.__file__).parent
-    return _needs(root, _files(root))
+    return _needs(root or Path(rubberband.__file__).parent)
 
 
 def public_version() -> str:
@@ -90,7 +88,7 @@ def _metadata(needs: list[str], version: str) -> bytes:
     return "\n".join(("Metadata-Version: 2.1", f"Name: {DISTRIBUTION}", f"Version: {version}", *needs, "")).encode()
 
 
-def _needs(root: Path, content: dict[str, bytes]) -> list[str]:
+def _needs(root: Path) -> list[str]:
     pyproject = root.resolve().parent / "pyproject.toml"  # an editable install is a link to it
     project: dict[str, Any] = {}
     if pyproject.is_file():
@@ -99,7 +97,7 @@ def _needs(root: Path, content: dict[str, bytes]) -> list[str]:
         except ValueError as error:
             raise InputError(f"resources.aws.install: {pyproject} cannot be read ({error}); correct it") from None
     if project.get("name") != DISTRIBUTION:
-        return _needs_as_installed(root, content)
+        return _needs_as_installed(root)
     lines = [f"Requires-Python: {project['requires-python']}"]  # the installed metadata may be older than a checkout
     lines += [f"Requires-Dist: {need}" for need in project["dependencies"]]
     for extra, needs in project["optional-dependencies"].items():
@@ -107,50 +105,25 @@ def _needs(root: Path, content: dict[str, bytes]) -> list[str]:
     return lines
 
 
-def _needs_as_installed(root: Path, content: dict[str, bytes]) -> list[str]:
+def _needs_as_installed(root: Path) -> list[str]:
     try:
         installed = importlib.metadata.distribution(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
+        installed = None
+    if installed is None or Path(str(installed.locate_file(root.name))).resolve() != root.resolve():
         raise InputError(
             f"resources.aws.install: the rubberband in {root} was never installed, so what it needs is unknown; "
             f"install it with pip, {OTHER_WAYS}"
-        ) from None
-    if changed := _changed(installed, root, content):
-        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        raise InputError(
-            f"resources.aws.install: {DISTRIBUTION} {installed.version} in {root.parent} was changed after its "
-            f"installation ({', '.join(changed[:3])}{more}); reinstall it (pip install --force-reinstall), run a "
-            f"checkout (pip install -e .), {OTHER_WAYS}"
         )
     lines = (installed.read_text("METADATA") or "").partition("\n\n")[0].splitlines()
     return [line for line in lines if line.startswith(("Requires-Python:", "Requires-Dist:", "Provides-Extra:"))]
 
 
-def _changed(installed: Distribution, root: Path, content: dict[str, bytes]) -> list[str]:
-    """Return the package's files that differ from pip's RECORD."""
-    written = {
-        file.as_posix(): file.hash
-        for file in installed.files or ()
-        if file.parts[0] == root.name and "__pycache__" not in file.parts
-    }
-    if not written or Path(str(installed.locate_file(root.name))).resolve() != root.resolve():
-        return ["its files are not listed"]
-    changed = [f"{path} is missing" for path in written.keys() - content.keys()]
-    changed += [f"{path} was added" for path in content.keys() - written.keys()]
-    for path in written.keys() & content.keys():
-        noted = written[path]
-        if noted is not None and noted.value != _digest(content[path], noted.mode):
-            changed.append(f"{path} was changed")
-    return sorted(changed)
-
-
-def _digest(data: bytes, kind: str = "sha256") -> str:
-    """Return the digest in the form of RECORD."""
-    return base64.urlsafe_b64encode(hashlib.new(kind, data).digest()).rstrip(b"=").decode()
-
-
 def _record(content: dict[str, bytes], own: str) -> bytes:
-    lines = (f"{path},sha256={_digest(data)},{len(data)}" for path, data in content.items())
+    def digest(data: bytes) -> str:
+        return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+    lines = (f"{path},sha256={digest(data)},{len(data)}" for path, data in content.items())
     return "\n".join((*lines, f"{own},,", "")).encode()
 
 

@@ -94,7 +94,9 @@ def find_gpus() -> LocalGpus:
     names = {gpu_id: name for gpu in listed for gpu_id, name in gpu.items()}
     ids = [tuple(gpu) for gpu in listed]
     named = tuple(names) if visible is None else visible_ids(visible, ids)
-    notes = [] if visible is None else _note_of(visible, len(named), ids)
+    notes = list[str]()
+    if visible is not None and len(named) < len(visible.split(",")):
+        notes = [f"{VISIBLE}={visible} gives {counted(len(named), 'GPU')}: CUDA takes no unknown and no doubled names"]
     if named and (seen := _seen(listing, named)) is not None:
         named, note = _seen_of(named, seen)
         notes += note
@@ -145,18 +147,6 @@ def visible_ids(visible: str, listed: Sequence[Sequence[str]]) -> tuple[str, ...
             break
         ids += fitting
     return tuple(ids) if len(set(ids)) == len(ids) else ()
-
-
-def _note_of(visible: str, count: int, listed: Sequence[Sequence[str]]) -> list[str]:
-    names = [name.strip() for name in visible.split(",")]
-    if count == len(names):
-        return []
-    unknown = names[count] or "an empty name"
-    if not count:
-        why = "one is named twice" if visible_ids(names[0], listed) else f"CUDA does not know {unknown}"
-        return [f"{VISIBLE}={visible} hides all GPUs: {why}"]
-    gives = f"{VISIBLE}={visible} gives {counted(count, 'GPU')}"
-    return [f"{gives}: CUDA stops at {unknown}, which it does not know; leave it out"]
 
 
 def _seen_of(named: tuple[str, ...], seen: _TorchGpus) -> tuple[tuple[str, ...], list[str]]:

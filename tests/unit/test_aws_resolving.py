@@ -547,25 +547,6 @@ def test_an_instance_prints_the_digest_of_the_drivers_wheel(
     assert driver.split()[0] == hashlib.sha256(wheel.build_wheel()[1]).hexdigest()
 
 
-@pytest.mark.parametrize(
-    ("path", "content", "text"),
-    [
-        ("cloud/aws/worker.sh", b"shutdown -h now", "rubberband/cloud/aws/worker.sh was changed"),
-        ("planner/search.py", None, "rubberband/planner/search.py is missing"),
-        ("planner/mine.py", b"", "rubberband/planner/mine.py was added"),
-    ],
-)
-def test_an_installation_that_is_not_as_it_was_installed_is_refused(
-    installed: Path, path: str, content: bytes | None, text: str
-) -> None:
-    if content is None:
-        (installed / path).unlink()
-    else:
-        (installed / path).write_bytes(content)
-    with pytest.raises(InputError, match=rf"changed after its installation \({text}\); reinstall it"):
-        wheel.build_wheel(installed)
-
-
 def test_files_that_cannot_be_read_or_were_never_installed_are_refused(tmp_path: Path) -> None:
     package = tmp_path / "rubberband"
     package.mkdir()
@@ -574,5 +555,5 @@ def test_files_that_cannot_be_read_or_were_never_installed_are_refused(tmp_path:
         wheel.build_wheel(package)
     (package / "cli.py").unlink()
     (package / "cli.py").write_text("")
-    with pytest.raises(InputError, match="its files are not listed"):
+    with pytest.raises(InputError, match="was never installed, so what it needs is unknown"):
         wheel.build_wheel(package)

@@ -297,12 +297,8 @@ def test_types_without_gpus_are_rentable_where_the_file_says_how_many_slots_they
 
 def test_a_type_that_the_region_lacks_is_refused(world: World) -> None:
     table = world.live(instance_type="p6-b200.48xlarge")
-    with pytest.raises(InputError, match=r"AWS has no p6-b200.48xlarge in us-east-1; .* region \(it is in us-e"):
+    with pytest.raises(InputError, match=r"AWS has no p6-b200.48xlarge in us-east-1; choose another type or r"):
         offer(resources(instance_type="p6-b200.48xlarge"), table=table)
-    world.fake.world.offers = lambda machine, zone: machine.name != "g4dn.xlarge"
-    text = r"AWS has no g4dn.xlarge in us-east-1; choose another type or region \(here there is g4dn.2xlarge, .*; it"
-    with pytest.raises(InputError, match=text):
-        offer(resources(instance_type="g4dn.xlarge"), table=world.live(instance_type="g4dn.xlarge"))
     with pytest.raises(InputError, match=r"'g5.xlrge' is not in the catalogue; did you mean 'g5.xlarge'"):
         offer(resources(instance_type="g5.xlrge"), table=world.live(instance_type="g5.xlrge"))
 
