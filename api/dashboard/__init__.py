@@ -37,7 +37,7 @@ from rubberband.errors import InputError
 from rubberband.executor.core.events import Event
 from rubberband.spec.loading import Dumper
 from rubberband.spec.resources import Aws
-from rubberband.states import ACTIVE, ExperimentState
+from rubberband.states import ACTIVE, OVER, ExperimentState
 from rubberband.units import counted, duration, format_bytes, format_duration, format_instant, in_unit, parse_deadline
 from rubberband.values.submission import Submission, Summary, search_words
 from rubberband.views.formatting import number, printable, usd, usd_decimals
@@ -358,10 +358,8 @@ _ON_ITS_WAY = frozenset({ExperimentState.RUNNING, ExperimentState.DONE})
 
 def badge(submission: Submission) -> tuple[str, str]:
     """Return CSS class and text of the badge of a state."""
-    summary, state = submission.summary, submission.state
-    if state is ExperimentState.DONE and summary.deadline_s is not None and summary.jct_s > summary.deadline_s:
-        return "late", "done, late"
-    return state.value, state.value
+    state, slack_s = submission.state, submission.slack_s() or 0.0
+    return ("late", "done, late") if state is ExperimentState.DONE and slack_s < 0.0 else (state.value, state.value)
 
 
 def row(submission: Submission, now: float) -> Row:
@@ -423,20 +421,15 @@ def _progress(submission: Submission) -> str:
 
 def _slack(submission: Submission, now: float) -> tuple[str, str]:
     """Return the text and the CSS class of the time between its (expected) end and its deadline."""
-    summary = submission.summary
-    if summary.deadline_s is None:
+    summary, state, slack_s = submission.summary, submission.state, submission.slack_s(now)
+    if summary.deadline_s is None or slack_s is None:
         return ("no deadline" if summary.started_at is not None else "", "faint")
-    over = submission.state not in ACTIVE and submission.state is not ExperimentState.INTERRUPTED
-    if over and submission.state is not ExperimentState.DONE:
+    is_done = state is ExperimentState.DONE
+    if not is_done and (state in OVER or summary.planned_jct_s is None):
         return ("", "faint")
-    expected_s = summary.jct_s if over else summary.forecast_jct_s or summary.planned_jct_s
-    if expected_s is None:
-        return ("", "faint")
-    elapsed_s = now - summary.started_at if summary.started_at is not None and not over else 0.0
-    slack_s = summary.deadline_s - max(expected_s, elapsed_s)
     if slack_s < -_MINOR_S:
         return (f"{duration(-slack_s)} late", "bad")
-    mood = "good" if over or slack_s > 0.05 * summary.deadline_s else "warn"
+    mood = "good" if is_done or slack_s > 0.05 * summary.deadline_s else "warn"
     return ("on time" if slack_s < _MINOR_S else f"{duration(slack_s)} to spare", mood)
 
 

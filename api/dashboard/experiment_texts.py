@@ -186,7 +186,7 @@ def _where(result: Result) -> str:
 
 
 def _ends(summary: Summary, result: Result) -> str:
-    expected_s = max(summary.forecast_jct_s or 0.0, result.actual_jct_s)
+    expected_s = summary.ends_s(elapsed_s=result.actual_jct_s)
     left_s = expected_s - result.actual_jct_s
     at = format_instant(datetime.fromtimestamp(int((summary.started_at or 0.0) + expected_s), UTC))
     then = f"in {duration(left_s)}" if result.is_simulated else f"{at} (in {duration(left_s)})"
@@ -210,7 +210,7 @@ def cards(submission: Submission, result: Result) -> list[Card]:
     """Return the cards: time and cost against plan, forecast and limits; the best trial; the instances."""
     summary, expected_s, expected_usd = submission.summary, None, None
     if submission.state is ExperimentState.RUNNING:
-        expected_s = max(summary.forecast_jct_s or 0.0, result.actual_jct_s)
+        expected_s = summary.ends_s(elapsed_s=result.actual_jct_s)
         expected_usd = max(summary.forecast_cost_usd or 0.0, result.whole_cost_usd)
     # An instance with a reason that never ran was refused.
     held = [one for one in result.instances if one.ended_s is None and (one.running_s is not None or not one.reason)]

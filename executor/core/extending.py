@@ -199,10 +199,10 @@ def _outlook(state: State, now: float, driven: bool) -> tuple[Outlook, int]:
         state = state if going else resumed(state, now)
     if state.outcome is not None:
         reason = f"it has ended: {state.reason or state.outcome}"
-        return _outlook_from(job, forecast(state, now), state.plan, reason, feasible=False), len(job.stages)
+        return outlook_of(job, forecast(state, now), state.plan, reason, feasible=False), len(job.stages)
     left = [lane for lane in state.active() if lane.next_stage < lane.end_stage]
     if not left:
-        return _outlook_from(job, forecast(state, now), state.plan, "only the last stage is left"), len(job.stages)
+        return outlook_of(job, forecast(state, now), state.plan, "only the last stage is left"), len(job.stages)
     rests = [_planned(state, _remainder(lane, now)) for lane in left]
     return _joined(state, now, rests), min(rest.remainder.done for rest in rests)
 
@@ -280,7 +280,7 @@ def _joined(state: State, now: float, rests: Sequence[_GroupRest]) -> Outlook:
     reasons = [
         f"{job.stage_name(rest.remainder.done)}: {rest.reason}" if job.is_divided else rest.reason for rest in rests
     ]
-    return _outlook_from(job, expected, Plan(stages=tuple(plan)), "; ".join(reasons), feasible=feasible)
+    return outlook_of(job, expected, Plan(stages=tuple(plan)), "; ".join(reasons), feasible=feasible)
 
 
 def _last_ends_s(state: State, now: float) -> list[float]:
@@ -289,8 +289,8 @@ def _last_ends_s(state: State, now: float) -> list[float]:
     return [now - state.started_at + stage_left(lane, now).jct_s for lane in last]
 
 
-def _outlook_from(job: Job, expected: Forecast, plan: Plan, reason: str, *, feasible: bool | None = None) -> Outlook:
-    """An outlook; `feasible` where more is known than what is expected."""
+def outlook_of(job: Job, expected: Forecast, plan: Plan, reason: str, *, feasible: bool | None = None) -> Outlook:
+    """Return the outlook of what is expected; `feasible` where more is known than that."""
     in_time = job.deadline_s is None or expected.jct_s <= job.deadline_s + SMALLEST_WAIT_S
     in_budget = job.max_cost_usd is None or expected.cost_usd <= job.max_cost_usd + MONEY_SLACK_USD
     return Outlook(

@@ -251,21 +251,12 @@ class JournalFollower:
 
     def granted(self) -> Extension:
         """Return the limits in force, in answer to a request that is applied already."""
-        from rubberband.executor.core.extending import Extension, Outlook
+        from rubberband.executor.core.extending import Extension, outlook_of
 
         with self._lock:
-            controller = self._as_asked()
-            job, state = controller.job, controller.state
+            state = self._as_asked().state
             expected = forecast(state, max(self.now, state.now))
-            outlook = Outlook(
-                jct_s=expected.jct_s,
-                cost_usd=expected.cost_usd,
-                deadline_s=job.deadline_s,
-                max_cost_usd=job.max_cost_usd,
-                plan=state.plan,
-                feasible=job.deadline_s is None or expected.jct_s <= job.deadline_s,
-                reason="these limits already apply",
-            )
+            outlook = outlook_of(state.job, expected, state.plan, "these limits already apply")
             return Extension(before=outlook, after=outlook, stage=len(state.stages), applied=True)
 
     @property

@@ -210,7 +210,7 @@ class NoticeSource:
         summary, notices, amount = self._follower.summary(), list[Notice](), self._amount
         deadline_s, most_usd = summary.deadline_s, summary.max_cost_usd
         if deadline_s is not None and summary.started_at is not None:
-            expected_s = max(summary.jct_s, summary.forecast_jct_s or 0.0)
+            expected_s = summary.ends_s()
             is_late = expected_s > deadline_s + max(_LATE_S, _LATE_SHARE * deadline_s)
             self._late_looks = self._late_looks + 1 if is_late else 0
             if self._late_looks >= _LATE_LOOKS:

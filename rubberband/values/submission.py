@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rubberband.errors import InputError
-from rubberband.states import ACTIVE, ExperimentState
+from rubberband.states import ACTIVE, OVER, ExperimentState
 from rubberband.units import TURNING, month_begin, shown
 from rubberband.values.offer import Unit
 
@@ -141,6 +141,13 @@ class Summary:
         """Return what it has spent in the month (UTC) of `now` (Unix time)."""
         return self.month_cost_usd if self.month_at is not None and self.month_at >= month_begin(now) else 0.0
 
+    def ends_s(self, *, is_over: bool = False, elapsed_s: float = 0.0) -> float:
+        """Return its end from the start: as it was or, until it is over, as expected, after what has passed by now."""
+        if is_over:
+            return self.jct_s
+        expected_s = self.planned_jct_s if self.forecast_jct_s is None else self.forecast_jct_s
+        return max(expected_s or 0.0, self.jct_s, elapsed_s)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
@@ -169,6 +176,14 @@ class Submission:
     admitted_usd: float = 0.0
     """Whole cost for which it was admitted last: of its plan, a resume or an extension."""
     labels: Labels = Labels()
+
+    def slack_s(self, now: float | None = None) -> float | None:
+        """Return the time from its (expected) end to its deadline, negative if late; None without a deadline."""
+        summary, is_over = self.summary, self.state in OVER
+        if summary.deadline_s is None:
+            return None
+        elapsed_s = 0.0 if now is None or summary.started_at is None else now - summary.started_at
+        return summary.deadline_s - summary.ends_s(is_over=is_over, elapsed_s=elapsed_s)
 
     @property
     def is_archived(self) -> bool:

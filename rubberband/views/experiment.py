@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rubberband.client import models
 from rubberband.executor.result.result import Result, TrialResult
-from rubberband.states import ACTIVE
 from rubberband.values.command import entrypoint_text
 from rubberband.values.offer import PROFILE_LINE, BillLine
 from rubberband.values.submission import Submission
@@ -52,11 +51,7 @@ def to_bytes(value: Any) -> bytes:
 
 def slack_s(submission: Submission) -> float | None:
     """Return the time from the (expected) end of an experiment to its deadline; None without a deadline or a start."""
-    summary = submission.summary
-    if summary.deadline_s is None or summary.started_at is None:
-        return None
-    expected_s = summary.forecast_jct_s if submission.state in ACTIVE else None
-    return summary.deadline_s - (summary.jct_s if expected_s is None else expected_s)
+    return None if submission.summary.started_at is None else submission.slack_s()
 
 
 def wire(model: type[Wire], source: object, **others: Any) -> Wire:

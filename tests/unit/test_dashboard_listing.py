@@ -72,6 +72,26 @@ def test_a_row_of_the_list_says_where_its_run_is_and_what_it_costs(
     }
 
 
+@pytest.mark.parametrize(
+    ("state", "forecast_s", "slack_s", "shown"),
+    [
+        ("running", 320.0, 80.0, "1m20s to spare"),
+        ("running", 90.0, 290.0, "4m50s to spare"),  # no end lies before what has passed: by the summary, or by now
+        ("interrupted", 320.0, 80.0, "1m20s to spare"),  # a resume goes on with it: it has not ended where it stands
+        ("interrupted", 420.0, -20.0, "20s late"),
+        ("done", 420.0, 290.0, "4m50s to spare"),
+    ],
+)
+def test_slack_follows_one_rule_in_rest_and_in_the_list(
+    state: str, forecast_s: float, slack_s: float, shown: str
+) -> None:
+    summary = Summary(**(BEGUN | {"jct_s": 110.0, "forecast_jct_s": forecast_s}))
+    found = Submission(name="one", state=ExperimentState(state), created_at=0.0, changed_at=0.0, summary=summary)
+    assert experiment_view(found)["slack_s"] == slack_s
+    assert row(found, NOW).slack == shown
+    assert row(found, NOW + 330.0).slack == ("30s late" if state != "done" else shown)
+
+
 def test_a_queued_run_that_waits_for_money_says_so_in_every_view() -> None:
     why = "it waits for money: budget of ann: 0.35 USD of 0.30 USD are spent or planned in"
     found = line("queued", reason=why)

@@ -34,9 +34,8 @@ EXIT_CODES = {"done": 0, "cancelled": 130}
 
 def exit_code(view: Mapping[str, Any]) -> int:
     """Return the exit code of a command that waited for an experiment."""
-    summary = view["summary"]
-    late = summary["deadline_s"] is not None and summary["jct_s"] > summary["deadline_s"]
-    return 4 if view["state"] == "done" and late else EXIT_CODES.get(view["state"], 1)
+    is_late = view["state"] == "done" and (view.get("slack_s") or 0.0) < 0.0
+    return 4 if is_late else EXIT_CODES.get(view["state"], 1)
 
 
 def headline(view: Mapping[str, Any]) -> str:
@@ -76,7 +75,7 @@ def _time(view: Mapping[str, Any]) -> str:
     if summary["deadline_s"] is not None:
         parts.append(f" of {duration(summary['deadline_s'])} (deadline)")
     if view["state"] == "running" and summary["forecast_jct_s"] is not None:
-        ends_s = max(summary["forecast_jct_s"], summary["jct_s"])
+        ends_s = summary["forecast_jct_s"]
         at = None if _kind(view).is_simulated else summary["started_at"] + ends_s
         parts.append(f"; {ends(at, ends_s - summary['jct_s'])}")
     if slack_s is not None and view["state"] in _HEADED_FOR_ITS_END:

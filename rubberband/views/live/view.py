@@ -404,11 +404,10 @@ def summary(progress: Progress, now: float, *, is_rehearsal: bool = False) -> li
     time = Text(f"time      {duration(elapsed_s)}{within}")
     cost = Text(f"cost      {usd(spent_usd, decimals)}{cap}")
     if progress.phase not in (Phase.ENDING, Phase.FINISHED):
-        ends_s = max(expected.jct_s, elapsed_s)
-        at = None if is_rehearsal else progress.state.started_at + ends_s
-        time.append(f"; {ends(at, ends_s - elapsed_s)}")
+        at = None if is_rehearsal else progress.state.started_at + expected.jct_s
+        time.append(f"; {ends(at, expected.jct_s - elapsed_s)}")
         if job.deadline_s is not None:
-            spare_s = job.deadline_s - ends_s
+            spare_s = job.deadline_s - expected.jct_s
             verdict = f", {duration(abs(spare_s))} {'to spare' if spare_s >= 0 else 'late'}"
             time.append(verdict, style="green" if spare_s >= 0 else "red")
         cost.append(f"; forecast {usd(max(expected.cost_usd, spent_usd), decimals)}")
