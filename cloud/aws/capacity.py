@@ -113,7 +113,9 @@ class Room:
         asked = int((quota.used_vcpus or 0) + instances * self.vcpus)
         return (
             f"no quota for {self.instance_type} {_MARKET[self.market]} in {quota.region}: it has {self.vcpus} vCPUs, "
-            f"and '{quota.name}' ({quota.code}) allows {quota.vcpus:g}, {_used(quota)}; {ask_for_more(quota, asked)}"
+            f"and '{quota.name}' ({quota.code}) allows {quota.vcpus:g}, {_used(quota)}; end running instances, or "
+            "request more: aws service-quotas request-service-quota-increase --service-code ec2 --quota-code "
+            f"{quota.code} --desired-value {asked} --region {quota.region}"
         )
 
 
@@ -122,14 +124,6 @@ _MARKET: Mapping[Market, str] = {"on_demand": "on demand", "spot": "on spot"}
 
 def _used(quota: Quota) -> str:
     return "use not known" if quota.used_vcpus is None else f"{quota.used_vcpus:g} in use"
-
-
-def ask_for_more(quota: Quota, vcpus: int) -> str:
-    """Return the remedy: the command that requests a quota of `vcpus`."""
-    return (
-        "end running instances, or request more: aws service-quotas request-service-quota-increase --service-code "
-        f"ec2 --quota-code {quota.code} --desired-value {vcpus} --region {quota.region}"
-    )
 
 
 def quota_code(instance_type: str, market: Market) -> tuple[str, str] | None:
@@ -161,7 +155,8 @@ def _rooms(session: AwsSession, types: Sequence[str], markets: Sequence[Market])
     if not codes:
         return ()
     living = _living(session)
-    vcpus = vcpus_of(session, sorted({*types, *(name for name, _ in living or ())}))
+    described = described_types(session, sorted({*types, *(name for name, _ in living or ())}))
+    vcpus = {one["InstanceType"]: int(one["VCpuInfo"]["DefaultVCpus"]) for one in described}
     found = {}
     for (code, name), market in codes.items():
         used = None if living is None else _used_vcpus(living, vcpus, code, market)
@@ -172,11 +167,6 @@ def _rooms(session: AwsSession, types: Sequence[str], markets: Sequence[Market])
         for (name, _), code in wanted.items()
         if code is not None and name in vcpus
     )
-
-
-def vcpus_of(session: AwsSession, types: Sequence[str]) -> dict[str, int]:
-    """Return type -> vCPUs, without types that EC2 does not know."""
-    return {one["InstanceType"]: int(one["VCpuInfo"]["DefaultVCpus"]) for one in described_types(session, types)}
 
 
 def allowed_vcpus(session: AwsSession, code: str) -> float:

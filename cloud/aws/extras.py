@@ -27,7 +27,13 @@ from rubberband.values.offer import SideCost
 def extras(resources: Resources, instance_type: str, table: Table, provision_delay_s: float) -> Extras:
     """Return what an instance of a type costs and takes; the head's price is AWS's, as the shipped table's does not
     count. Raises InputError for a type that torch cannot use."""
-    check_accelerator(resources, instance_type)
+    brings_its_own = resources.aws.image is not None and (resources.aws.install or "").strip() == "none"
+    if _NO_TORCH.match(instance_type) and not brings_its_own:
+        raise InputError(
+            f"resources.instance_type: {shown(instance_type)} has an accelerator that the published builds of PyTorch "
+            "cannot use; choose a type with an NVIDIA GPU, such as g4dn.xlarge or g5.xlarge, or give an image with "
+            "everything (resources.aws: image, and install: none)"
+        )
     row, region = table.get(instance_type), resources.region
     facts = row.live_in(region).beside if row is not None else None
     gpus = row is None or row.gpus > 0
@@ -69,17 +75,6 @@ def require_runnable(resources: Resources, *, is_lent: bool) -> None:
 _NO_TORCH = re.compile(r"(g5g|g4ad|dl\w+|inf\d|trn\w+|vt1|f[12]|p2)\.")
 """Types with accelerators that the published wheels of PyTorch cannot use: AWS's, AMD's, Intel's and Qualcomm's, FPGAs,
 NVIDIA's K80, and T4G on Arm (pytorch/pytorch#160162)."""
-
-
-def check_accelerator(resources: Resources, instance_type: str) -> None:
-    """Raise InputError for a type whose accelerator torch cannot use, unless an image has suitable software."""
-    brings_its_own = resources.aws.image is not None and (resources.aws.install or "").strip() == "none"
-    if _NO_TORCH.match(instance_type) and not brings_its_own:
-        raise InputError(
-            f"resources.instance_type: {shown(instance_type)} has an accelerator that the published builds of PyTorch "
-            "cannot use; choose a type with an NVIDIA GPU, such as g4dn.xlarge or g5.xlarge, or give an image with "
-            "everything (resources.aws: image, and install: none)"
-        )
 
 
 VOLUME_LINE = "root volumes"

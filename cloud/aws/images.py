@@ -60,25 +60,6 @@ class Image:
     """Their sizes together."""
 
 
-def find_image(session: AwsSession, word: str | None, facts: TypeFacts, *, installs: bool) -> Image:
-    """Return the image of `resources.aws.image`, or the type's default; `installs`: it installs packages at boot.
-
-    Raises InputError if this account may not use it, or if the default one has no driver for the type's GPUs;
-    botocore's errors.
-    """
-    if word is None:
-        if installs and facts.gpu in _FOREIGN_GPUS:
-            raise InputError(
-                "resources.aws.image: the driver of the latest Deep Learning AMI does not support the "
-                f"{facts.gpu} of {facts.instance_type}; give an image that does, or another instance_type, such "
-                "as g5.xlarge"
-            )
-        image_id = _parameter(session, default_parameter(facts))
-    else:
-        image_id = _parameter(session, word.removeprefix("ssm:")) if word.startswith("ssm:") else word
-    return described_image(session, image_id)
-
-
 def choose_image(
     session: AwsSession,
     word: str | None,
@@ -88,15 +69,26 @@ def choose_image(
     installs: bool,
     own: Image | None = None,
 ) -> tuple[Image, int | None]:
-    """Return the image that a type boots, and the size of the root volume to request (None: the image's own).
+    """Return the image that a type boots: the owner's `own` with the environment, that of `resources.aws.image`, or the
+    type's default; and the size of the root volume to request (None: the image's own).
 
-    `own` is the owner's image with the environment, if there is one; `volume_gb` the size that the file asks for. The
-    default image without GPUs gets room for the packages that it `installs`. Raises as `find_image` does.
+    `volume_gb`: the size that the file asks for. The default image without GPUs gets room for the packages that it
+    `installs` at boot. Raises InputError if this account may not use it, or if the default one has no driver for the
+    type's GPUs; botocore's errors.
     """
-    image = own or find_image(session, word, facts, installs=installs)
-    if volume_gb is None:
-        is_plain = word is None and not facts.gpus and installs and own is None
-        return image, _INSTALLED_GB if is_plain and (image.root_gb or 0) < _INSTALLED_GB else None
+    if own is not None:
+        return own, volume_gb
+    if word is not None:
+        image_id = _parameter(session, word.removeprefix("ssm:")) if word.startswith("ssm:") else word
+        return described_image(session, image_id), volume_gb
+    if installs and facts.gpu in _FOREIGN_GPUS:
+        raise InputError(
+            f"resources.aws.image: the driver of the latest Deep Learning AMI does not support the {facts.gpu} of "
+            f"{facts.instance_type}; give an image that does, or another instance_type, such as g5.xlarge"
+        )
+    image = described_image(session, _parameter(session, default_parameter(facts)))
+    if volume_gb is None and installs and not facts.gpus and (image.root_gb or 0) < _INSTALLED_GB:
+        volume_gb = _INSTALLED_GB
     return image, volume_gb
 
 

@@ -53,13 +53,6 @@ class Installation:
     """Versions of the driver's packages, as `wheel.sent` returns them; empty: any that fit."""
 
 
-def brings_the_package(install: str) -> bool:
-    """Return whether `resources.aws.install` names this package, or is `none`. Raises InputError."""
-    return install.strip() == "none" or any(
-        _OURS.fullmatch(word) or _OUR_WHEEL.fullmatch(word) for word in words_of(install)
-    )
-
-
 def installation(install: str, *, python: str, ray: str, index_url: str | None = None) -> Installation:
     """Return the installation of `resources.aws.install`: requirements, wheels by URL, or `none`.
 
@@ -116,7 +109,8 @@ def what_to_install(packages: Packages, words: Aws) -> Installation:
     Without a session nothing is put into the bucket. Raises InputError if there is neither.
     """
     install = words.install or ""
-    if not brings_the_package(install):
+    names_ours = any(_OURS.fullmatch(word) or _OUR_WHEEL.fullmatch(word) for word in words_of(install))
+    if install.strip() != "none" and not names_ours:
         own = installing.upload_wheel(packages) if words.index_url is None else _at_the_index()
         install = f"{own} {install}"
     python = f"{sys.version_info.major}.{sys.version_info.minor}"

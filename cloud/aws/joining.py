@@ -95,14 +95,6 @@ def _what_failed(text: str) -> str:
     return error_line(text) or "it said nothing"
 
 
-def check_gpus(gpus: int) -> int:
-    """Return the exit status: 1, after one line on the console, if GPUs cannot be used."""
-    trouble = gpu_trouble(gpus)
-    if trouble:
-        print(trouble, flush=True)
-    return 1 if trouble else 0
-
-
 _ATTEMPTS = 20
 _PAUSE_S = 3.0
 
@@ -181,7 +173,9 @@ def fetch_token(parameter: str, region: str, path: Path) -> int:
 def main(what: str, *words: str) -> int:
     """Do one step, `gpus` or `token`, and return its exit status."""
     if what == "gpus":
-        return check_gpus(int(words[0]))
+        if trouble := gpu_trouble(int(words[0])):
+            print(trouble, flush=True)
+        return int(bool(trouble))
     parameter, region, path = words
     return fetch_token(parameter, region, Path(path))
 

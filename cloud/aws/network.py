@@ -294,17 +294,10 @@ class WaysOut:
         """Return a note on private subnets; empty where there are none."""
         if not self.private:
             return ""
-        where = f"instances in {', '.join(self.private)} get no public address"
-        if not self.nat:
-            return (
-                f"{where}: to install packages and to read the Ray token they need a NAT gateway there (or "
-                "resources.aws.install: none, and endpoints of SSM and S3 in the VPC)"
-            )
-        if self.s3_endpoint:
-            return f"{where}; the NAT gateway charges what they download, beside its hours, which are not in the bill"
         return (
-            f"{where}, and S3 is reached through the NAT gateway, which charges every GB of checkpoints (not in the "
-            "bill, like its hours); add a gateway endpoint of S3 to the VPC, which is free"
+            f"instances in {', '.join(self.private)} get no public address, and need a NAT gateway (or "
+            "resources.aws.install: none, and endpoints of SSM and S3 in the VPC). It charges its hours, which are in "
+            "no bill here, and what they download; checkpoints are free with a gateway endpoint of S3"
         )
 
 
