@@ -62,7 +62,6 @@ _KEYS = frozenset(
 )  # fmt: skip
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "RequestTimeTooSkewed"})
 _OLD_SIGNATURE = ("Signature expired", "Signature not yet current")
-_NOT_ENABLED = frozenset({"OptInRequired", "SubscriptionRequiredException", "NotSignedUp"})
 _LOGINS = (boto.SSOError, boto.TokenRetrievalError, getattr(boto, "LoginError", boto.SSOError))
 """The last one is of `aws login`, which newer versions of botocore know."""
 _NO_KEYS = (boto.NoCredentialsError, boto.CredentialRetrievalError, boto.PartialCredentialsError)
@@ -199,11 +198,6 @@ def _explain_answer(error: boto.ClientError) -> str:
             f"AWS does not accept the credentials ({code}: {said}); run `aws sts get-caller-identity`: if that fails "
             "renew the keys, else enable the region for the account"
         )
-    if code in _NOT_ENABLED:
-        return (
-            f"the account is not enabled here ({code}: {said}); complete its registration and payment (console: "
-            "Billing), enable the region, or set resources.region"
-        )
     meaning = verdict(error)
     if meaning == "capacity":
         why = code if code == "InsufficientInstanceCapacity" else f"{code}: {said}"  # it says no more than the zone
@@ -215,7 +209,10 @@ def _explain_answer(error: boto.ClientError) -> str:
         )
     if meaning in ("throttled", "unknown"):
         return f"AWS is busy or broken ({code}: {said}); ask again later"
-    return f"AWS refused it ({code}: {said}); {_remedy(code, said)}"
+    remedy = next((remedy for start, remedy in _REMEDIES if code.startswith(start)), "correct the request")
+    if code == "InvalidParameterCombination" and "Free Tier" in said:
+        remedy = _FREE_PLAN
+    return f"AWS refused it ({code}: {said}); {remedy}"
 
 
 _REMEDIES = (
@@ -230,27 +227,12 @@ _REMEDIES = (
     ("InvalidCapacityReservation", "correct resources.aws.reservation, or leave it out"),
     ("InvalidKeyPair", "correct resources.aws.key_name, or leave it out"),
     ("InvalidBlockDeviceMapping", "raise resources.aws.volume_gb, or leave it out"),
-    ("Blocked", "AWS has blocked the account: answer its mails, or open a case (console: Support)"),
-    ("PendingVerification", "AWS verifies new accounts for some hours; try again then"),
     ("ParameterNotFound", "correct the ssm: parameter of resources.aws.image"),
 )
 
-
-_UNPROTECT = (
-    "take its protection off (`aws ec2 modify-instance-attribute --instance-id {} --no-disable-api-termination`)"
-)
-_INSTANCE = re.compile(r"\bi-[0-9a-f]+")
 _FREE_PLAN = (
     "the account is on AWS's Free plan, which rents no GPUs: upgrade to the paid plan (console: Billing > Account plan)"
 )
-
-
-def _remedy(code: str, said: str) -> str:
-    if code == "InvalidParameterCombination" and "Free Tier" in said:
-        return _FREE_PLAN
-    if code == PROTECTED and "disableApiTermination" in said and (named := _INSTANCE.search(said)):
-        return _UNPROTECT.format(named.group())
-    return next((remedy for start, remedy in _REMEDIES if code.startswith(start)), "correct the request")
 
 
 def _line(error: BaseException) -> str:

@@ -26,7 +26,7 @@ from rubberband.cloud.aws.fleet import Ec2Fleet
 from rubberband.cloud.aws.intents import Intent, LaunchAttempt
 from rubberband.cloud.aws.network import Fabric, ensure_cluster, fabric_of
 from rubberband.cloud.aws.quotes import spot_prices
-from rubberband.errors import InputError, NoCapacityError, ProviderError
+from rubberband.errors import NoCapacityError, ProviderError
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Market
 
@@ -401,14 +401,8 @@ class Launcher:
         return attempt if self._intents.add_attempt(attempt) else None
 
     def _attempt(self, choice: Purchase, node: NodeStart, at_least: int) -> LaunchAttempt:
-        """Return a request for the names of `node`, or for fewer if its UserData would exceed EC2's limit."""
+        """Return a request for the names of `node`."""
         machines, run, names = self._machines, self._fleet.run, node.instances
-        try:
-            user_data = machines.user_data(node)
-        except InputError:
-            if len(names) == 1:
-                raise
-            return self._attempt(choice, replace(node, instances=names[: len(names) // 2]), at_least)
         known = [intent for name in names if (intent := self._intents.get(name)) is not None]
         number = 1 + max(len(intent.attempts) for intent in known)
         token = calls.client_token(run.experiment, f"{run.run}{self._intents.restored}", names, number, choice)
@@ -417,7 +411,7 @@ class Launcher:
             choice,
             token=token,
             tags=calls.tags_of(run.experiment, run.run, names, machines.owner),
-            user_data=user_data,
+            user_data=machines.user_data(node),
             instances=len(names),
             at_least=min(at_least, len(names)),
         )

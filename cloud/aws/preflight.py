@@ -297,7 +297,7 @@ def _dry_run(session: AwsSession, machines: Machines, offer: Offer, market: Mark
         on_demand_usd_per_hour=offer.price_usd_per_hour,
     )
     start = NodeStart(
-        instances=(_PROBE,),
+        instances=(_PROBE * 32,),  # as long as the names of any request
         head_address="255.255.255.255:65535",
         gpus=offer.gpus,
         lease_s=_LONGEST_S,

@@ -18,7 +18,7 @@ from rubberband.running.run import tune
 from rubberband.spec.loading import load_experiment
 from tests.builders.command_line import ROOT
 from tests.ec2.fake_cloud import FakeCloud, fake_cloud
-from tests.ec2.faults import FakeCall, FakeError, Fault
+from tests.ec2.faults import FakeError
 
 pytestmark = pytest.mark.long
 FILE = "examples/digits-aws.yaml"
@@ -161,16 +161,6 @@ def test_every_door_names_what_is_wrong_with_the_account(
         line = line_of(DOORS[door])
         if name != "denied" or not door.startswith("aws "):  # they ask for the bucket first, which S3 only forbids
             assert text in line.replace("check region, ", "check resources.region, "), (door, line)
-
-
-def test_the_refusal_of_an_account_that_is_verified_names_the_wait(aws: FakeCloud) -> None:
-    def verifies(call: FakeCall) -> Fault | None:
-        error = FakeError("PendingVerification", "Your request is being validated.")
-        return Fault(error=error) if call.operation == "RunInstances" and not call.params.get("DryRun") else None
-
-    aws.fake.fault = verifies
-    for door in ("run --on head", "up"):
-        assert "AWS verifies new accounts for some hours; try again then" in line_of(DOORS[door])
 
 
 def test_nothing_is_written_to_a_bucket_of_another_account(aws: FakeCloud) -> None:

@@ -458,7 +458,7 @@ def test_an_instance_that_is_protected_keeps_no_other_alive(account: Account) ->
     code, text = say("cloud", "down", "-y")
     assert code != 0
     assert [one.instance_id for one in living(account.session, "rubberband")] == [mine]
-    assert f"`aws ec2 modify-instance-attribute --instance-id {mine} --no-disable-api-termination" in text
+    assert f"The instance '{mine}' may not be terminated. Modify its 'disableApiTermination'" in text
     assert "4 others have ended" in text
     account.fake.world.instances[mine].protected = False
     assert say("cloud", "down", "-y")[0] == 0

@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 
 from rubberband.cloud.aws import intents
-from rubberband.cloud.aws.calls import NodeStart, Purchase, mismatch, name_in, share
+from rubberband.cloud.aws.calls import Purchase, mismatch, share
 from rubberband.cloud.aws.intents import Intents, renew_requests, runs_in
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.aws.quotes import spot_prices
-from rubberband.errors import InputError, NoCapacityError, ProviderError
+from rubberband.errors import NoCapacityError, ProviderError
 from rubberband.values.plan import Market
 from tests.builders.aws_account import offer
-from tests.builders.fake_ec2 import ONE_GPU, Killed, World, asked, boot_script, machines_of, once
+from tests.builders.fake_ec2 import ONE_GPU, Killed, World, asked, machines_of, once
 from tests.builders.power_cut import PowerCut
 from tests.builders.waiting import eventually
 from tests.ec2 import FakeCall, Fault
@@ -608,20 +608,6 @@ def test_more_names_than_a_tag_holds_are_several_requests(world: World) -> None:
     assert world.living == sorted(names)
     assert all(len(one.tags["rubberband:instance"]) <= 256 for one in world.fake.living)
     assert share(["x" * 300], "on_demand") == 1
-
-
-def test_more_names_than_user_data_holds_are_several_requests(world: World) -> None:
-    def at_most_two(start: NodeStart) -> str:
-        if len(start.instances) > 2:
-            raise InputError("too long")
-        return boot_script(start)
-
-    world.machines = replace(world.machines, user_data=at_most_two)
-    assert world.driver().launch_all(NAMES) == {}
-    assert sum(counts(world)) == len(NAMES)
-    for one in world.fake.living:
-        assert f"INSTANCES=({one.tags['rubberband:instance']})" in one.user_data
-        assert name_in(one.tags, one.launch_index) in one.user_data
 
 
 def test_a_zone_that_has_refused_is_asked_last_for_a_while(world: World) -> None:
