@@ -7,7 +7,6 @@ experiment. Times are seconds on the pool's clock (Unix time on real ones).
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import os
@@ -198,28 +197,12 @@ class Release:
 
 PoolCommand = Rent | Release
 
-_KINDS: Mapping[str, type[PoolEvent]] = {
-    kind.__name__: kind
-    for kind in (
-        Opened,
-        Compacted,
-        SliceRequested,
-        SliceReturned,
-        SliceRefused,
-        LeaseExpired,
-        Scaled,
-        MachineRuns,
-        MachinePriced,
-        MachineWarned,
-        MachineEnded,
-        MachineRetired,
-    )
-}
+_KINDS: Mapping[str, type[PoolEvent]] = {kind.__name__: kind for kind in PoolEvent.__subclasses__()}
 
 
 def to_line(event: PoolEvent) -> str:
     """Return an event as a line of JSON."""
-    return json.dumps({"event": type(event).__name__, **dataclasses.asdict(event)})
+    return json.dumps({"event": type(event).__name__, **asdict(event)})
 
 
 def from_line(line: str) -> PoolEvent:
