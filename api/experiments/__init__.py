@@ -347,19 +347,16 @@ class ExperimentRuns:
         """Take it from the queue; an experiment that ran before gets the state in its journal."""
         state, reason = ExperimentState.CANCELLED, "cancelled before it started"
         if row.attempt or not row.words:
-            state, reason = self._before_queueing(row)
+            settled, state = self.journals.settled(row), ExperimentState.INTERRUPTED
+            reason = "its resumption was cancelled while queued; resume it to continue"
+            if settled is not None and settled.result.outcome != "unfinished":
+                state, reason = ExperimentState(settled.result.outcome), settled.result.reason
         queued = {ExperimentState.QUEUED}
         self._store.change(
             row.name, at=self._settings.clock(), state=state, reason=reason, expected=queued, request=request
         )
         self.watcher.kick(row.name)
         return self.journals.row(row.name)
-
-    def _before_queueing(self, row: Submission) -> tuple[ExperimentState, str]:
-        settled = self.journals.settled(row)
-        if settled is None or settled.result.outcome == "unfinished":
-            return ExperimentState.INTERRUPTED, "its resumption was cancelled while queued; resume it to continue"
-        return ExperimentState(settled.result.outcome), settled.result.reason
 
     def resume(self, name: str, *, request: str = "") -> Submission:
         """Resume an experiment that was interrupted, cancelled, or ended by a budget raised since. Raises Problem.
@@ -394,16 +391,8 @@ class ExperimentRuns:
         with self.watcher.promising:
             if self._budgets is not None:
                 cost_usd = self._budgets.require_resume(row, expected, now, bill_usd=bill_usd)
-            queued = ExperimentState.QUEUED
-            return self._store.change(
-                row.name,
-                at=now,
-                state=queued,
-                reason="",
-                admitted_usd=cost_usd,
-                expected={row.state},
-                request=request,
-            )
+            change = partial(self._store.change, row.name, at=now, state=ExperimentState.QUEUED, reason="")
+            return change(admitted_usd=cost_usd, expected={row.state}, request=request)
 
     def _require_allowed(self, row: Submission, folder: ExperimentFolder) -> None:
         """Raise Problem REFUSED if the settings of now do not allow it."""

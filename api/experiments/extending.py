@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
 from rubberband.api.experiments.budgets import Budgets
-from rubberband.api.experiments.starting import (
-    KEY_GOOD_S,
-    raised_as_problems,
-    waits,
-)
+from rubberband.api.experiments.starting import KEY_GOOD_S, raised_as_problems, waits
 from rubberband.api.experiments.watcher import Watcher
 from rubberband.api.plans.previews import Plans
 from rubberband.api.plans.process import RestAnswer, RestQuestion, instant_of, with_limits
@@ -108,10 +104,14 @@ class Extensions:
         row = self._journals.row(name)
         if request and (granted := self._granted(row, request)) is not None:
             return granted
-        self._require_within(max_cost_usd)
+        most_usd = self._settings.limits.max_cost_usd
+        if most_usd is not None and max_cost_usd is not None and max_cost_usd > most_usd:
+            asked = f"max_cost={format_usd(max_cost_usd)}"
+            raise HttpProblem(REFUSED, f"{asked} is more than is allowed here ({format_usd(most_usd)})")
         self._journals.require(row, "extend")
         with raised_as_problems():
-            instant = self._instant(row, deadline)
+            # A duration counts from the submission, or from the start of what was run by hand.
+            instant = deadline if deadline is None or not row.words else instant_of(deadline, row.created_at)
             if waits(row):
                 other = with_limits(row.words, cast("datetime | None", instant), max_cost_usd)
                 require_runnable(Experiment.kept(other), self._settings)
@@ -137,21 +137,22 @@ class Extensions:
             if isinstance(granted := self._granted(row, request), Extension):
                 return granted
             self._journals.require(row, "extend")
-            if not question.words and not self._still_has(question, answer):
-                return None
+            if not question.words:
+                with self._journals.opened(question.name) as follower:
+                    if follower.limits_in_force != answer.had:
+                        return None
             with self._watcher.promising:
                 if self._budgets is not None:
                     cost_usd = self._budgets.require_extension(
                         row, answer.extension, self._settings.clock(), bill_usd=bill_usd
                     )
                     row = replace(row, admitted_usd=max(row.admitted_usd, cost_usd))
-                kept = (
-                    self._kept(row, question, answer, request)
-                    if question.words
-                    else self._asked(row, question, request)
-                )
+                if not question.words:
+                    self._ask(row, question, request)
+                elif not self._kept(row, question, answer, request):
+                    return None
         self._watcher.kick(question.name)
-        return replace(answer.extension, applied=True) if kept else None
+        return replace(answer.extension, applied=True)
 
     def _kept(self, row: Submission, question: RestQuestion, answer: RestAnswer, request: str) -> bool:
         """Change the settings of a queued experiment, and the plan that it counts with."""
@@ -168,12 +169,7 @@ class Extensions:
             request=request,
         )
 
-    def _still_has(self, question: RestQuestion, answer: RestAnswer) -> bool:
-        """Whether the limits are still those for which the answer was planned."""
-        with self._journals.opened(question.name) as follower:
-            return follower.limits_in_force == answer.had
-
-    def _asked(self, row: Submission, question: RestQuestion, request: str) -> bool:
+    def _ask(self, row: Submission, question: RestQuestion, request: str) -> None:
         """Leave the request for the driver that runs or resumes it. First it counts with what that may cost."""
         limits = question.limits
         asked = DriverRequest(
@@ -186,7 +182,6 @@ class Extensions:
         self._store.change(row.name, at=self._settings.clock(), admitted_usd=row.admitted_usd)
         with raised_as_problems():
             Inbox(self._watcher.folder(question.name).inbox).put(asked)
-        return True
 
     def _granted(self, row: Submission, request: str) -> Extension | RestQuestion | None:
         """Return the result of an earlier request with this id; a question if the experiment has not started."""
@@ -196,17 +191,6 @@ class Extensions:
             return _of_waiting(row, dict(row.words), now, is_granted=True) if acted and row.words else None
         with self._journals.opened(row.name) as follower:
             return follower.granted() if acted or follower.has_taken(request) else None
-
-    def _instant(self, row: Submission, deadline: object) -> object:
-        """Return the deadline; a duration counts from the submission, or from the start if it was run by hand."""
-        return deadline if deadline is None or not row.words else instant_of(deadline, row.created_at)
-
-    def _require_within(self, max_cost_usd: float | None) -> None:
-        most_usd = self._settings.limits.max_cost_usd
-        if most_usd is not None and max_cost_usd is not None and max_cost_usd > most_usd:
-            raise HttpProblem(
-                REFUSED, f"max_cost={format_usd(max_cost_usd)} is more than is allowed here ({format_usd(most_usd)})"
-            )
 
 
 def require_runnable(experiment: Experiment, settings: Settings) -> None:

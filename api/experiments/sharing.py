@@ -85,6 +85,11 @@ class RunningExperiment:
         """Instances that it has, or has asked for."""
         return 0 if self.away_s is not None else len(self.state.fleet.live()) + len(self.state.fleet.leaving())
 
+    @property
+    def lends_promised(self) -> bool:
+        """Whether its promised GPUs are lent to others, until it is back."""
+        return self.away_s is not None and self.away_s > KEPT_S
+
     def pending(self) -> tuple[str, ...]:
         """Return the instances that would run by now if all of them started in the mean time."""
         return self._overdue(self.job.offer.provision_delay_s)
@@ -166,7 +171,7 @@ class PoolDivision:
         demands = [found for name in members if (found := _demand(name, members[name], calendar, now)) is not None]
         asking = [found.name for found in demands]
         for name, one in members.items():
-            if one.away_s is not None and one.away_s > KEPT_S:
+            if one.lends_promised:
                 promised[name] = 0  # until it is back
         demands += reserved(promised, asking, now)
         held = {name: one.job.offer.gpus * one.num_held for name, one in members.items()}
@@ -288,13 +293,15 @@ class Sharing:
         seen = (
             {name: calendar.promised(name, now) for name in calendar.promises},
             [_stage_of(member) for member in running],
-            [(name, one.overdue(), _away(one)) for name, one in experiments.items()],
+            [(name, one.overdue(), one.away_s is None, one.lends_promised) for name, one in experiments.items()],
         )
         # The clock may step back.
         if seen != self._seen or not self._decided_at <= now < self._decided_at + DECIDE_EVERY_S:
             self._grants = self._division.decide(self._moved(experiments, now), experiments, now)
             self._seen, self._decided_at = seen, now
-            self._tell_scale()
+            if self._lender is not None and (scale := self._division.scale) is not None:
+                with suppress(ProviderError):  # a broker that is away hears it at the next decision
+                    self._lender.scale(scale.instances, scale.efficiency)
         failed: InputError | None = None
         for member in running:
             if member.row.name in self._grants and member.follower is not None:
@@ -304,12 +311,6 @@ class Sharing:
                     failed = error
         if failed is not None:
             raise failed
-
-    def _tell_scale(self) -> None:
-        """Let the broker know the size of the pool, which it takes note of if it is news."""
-        if self._lender is not None and (scale := self._division.scale) is not None:
-            with suppress(ProviderError):  # a broker that is away hears it at the next decision
-                self._lender.scale(scale.instances, scale.efficiency)
 
     def _moved(self, experiments: Mapping[str, RunningExperiment], now: float) -> Calendar:
         """Let the promises follow their plans; return the calendar with them."""
@@ -391,11 +392,6 @@ def reserved(promised: Mapping[str, int], asking: Collection[str], now: float) -
         for name, gpus in sorted(promised.items())
         if gpus > 0 and name not in asking
     ]
-
-
-def _away(one: RunningExperiment) -> tuple[bool, bool]:
-    """Return whether it is away, and whether its promised GPUs are lent to others meanwhile."""
-    return one.away_s is not None, (one.away_s or 0.0) > KEPT_S
 
 
 def _stage_of(member: Member) -> tuple[object, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rubberband.api.experiments.budgets import Spending
 from rubberband.api.experiments.recording import LONG_MOMENT_S, MOMENT_S, Newcomers, Recorder
@@ -129,7 +129,8 @@ class Watcher:
             wait_s = RETRY_S
             try:
                 self.round()
-                wait_s = BRISK_S if self._newcomers.found else FAST_S if self._is_busy else SLOW_S
+                busy = self._runs_any or self._is_pruning or bool(self._newcomers.others or len(self._queue))
+                wait_s = BRISK_S if self._newcomers.found else FAST_S if busy else SLOW_S
                 if self._is_lost:
                     log.warning("the store can be used again")
                 self._is_lost, self._well_at = False, time.monotonic()
@@ -143,10 +144,6 @@ class Watcher:
                 log.exception("watching the experiments failed; retrying")
             self._kicked.wait(wait_s)
             self._kicked.clear()
-
-    @property
-    def _is_busy(self) -> bool:
-        return self._runs_any or self._is_pruning or bool(self._newcomers.others or len(self._queue))
 
     @property
     def _runs_any(self) -> bool:
@@ -321,7 +318,8 @@ class Watcher:
 
     def _start_queued(self) -> None:
         """Start those that a pool has promised instances, and others while slots are free: owners take turns."""
-        running = Counter(row.owner for row in self._rows.values() if self._holds_slot(row))
+        begun = (row for row in self._rows.values() if row.state in AT_WORK and row.attempt > 0)
+        running = Counter(row.owner for row in begun if not self._waits(row))
         promised = self._promised()
         for queued in self._queue:
             if queued in promised:
@@ -336,10 +334,6 @@ class Watcher:
             if self._alone(name, self._begin):
                 running[owner] += 1
                 self._queue.took_turn(owner)
-
-    def _holds_slot(self, row: Submission) -> bool:
-        """Whether it counts among those that run."""
-        return row.state in AT_WORK and row.attempt > 0 and not self._waits(row)
 
     def _waits(self, row: Submission) -> bool:
         return (recorder := self._recorders.get(row.name)) is not None and recorder.waits
@@ -358,20 +352,17 @@ class Watcher:
         if row.words and row.attempt == 0 and folder.exists:
             self._refuse(row, ExperimentState.REFUSED, "an experiment run by hand has taken the name")
             return False
-        if not self._spending.is_due(row) or self._is_refused(name) or self._lacks_money(row):
+        if not self._spending.is_due(row) or self._is_refused(name):
+            return False
+        if reason := self._spending.shortage(row):
+            if reason != row.reason:
+                self._change(row, ExperimentState.QUEUED, reason)
             return False
         attempt = row.attempt + 1
         if not self._change(row, ExperimentState.STARTING, "", attempt=attempt):
             return False
         self._spawn(self._store.submission(row.name) or row)  # its limits may have changed while it was queued
         return True
-
-    def _lacks_money(self, row: Submission) -> bool:
-        """Whether what runs by now leaves no money for it; then it waits, and says why."""
-        reason = self._spending.shortage(row)
-        if reason and reason != row.reason:
-            self._change(row, ExperimentState.QUEUED, reason)
-        return bool(reason)
 
     def _is_refused(self, name: str) -> bool:
         """Whether the settings of now forbid a start; if so, record it."""
@@ -426,25 +417,14 @@ class Watcher:
         request: str = "",
         admitted_usd: float | None = None,
     ) -> bool:
-        at, expected = self._clock(), {row.state}
-        kept = self._store.change(
-            row.name,
-            at=at,
-            state=state,
-            expected=expected,
-            reason=reason,
-            attempt=attempt,
-            request=request,
-            admitted_usd=admitted_usd,
-        )
+        given = {"attempt": attempt, "admitted_usd": admitted_usd}
+        change: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        change |= {"state": state, "reason": reason}
+        at = self._clock()
+        kept = self._store.change(row.name, at=at, expected={row.state}, request=request, **change)
         if kept:
             self._wake()
-            attempt = row.attempt if attempt is None else attempt
-            admitted_usd = row.admitted_usd if admitted_usd is None else admitted_usd
-            changed = replace(
-                row, state=state, reason=reason, changed_at=at, attempt=attempt, admitted_usd=admitted_usd
-            )
-            self._take(changed)
+            self._take(replace(row, changed_at=at, **change))
         else:
             self.kick(row.name)
         return kept
