@@ -19,6 +19,18 @@ Socket = Literal[
     "division",  # takes the loop, and returns how it divides batches; None where the segment does not ask for it
     "batching",  # takes the loop, and returns how it changes the batch size, or None
     "loop",  # takes the trial and the segment, and returns another runner, or None
+    "problem",  # takes an experiment, a profile and the plain problem; returns that of a model of its speed, or None
+    "changes",  # takes a plan and its problem, and yields inputs of a model that an estimate's assumptions try
+    "notes",  # takes an experiment, a profile and the GPUs of trials in a plan, and returns remarks
+    "profile lines",  # takes a measured profile and the GPUs of an instance, and returns lines on its model
+    "fit",  # takes measured points of batches, and returns a throughput and its mean relative error
+    "noise scale",  # takes a profile, the GPUs of an instance and a noise scale, and returns the profile at that
+    "recalibrated",  # takes a profile, seconds by GPUs that were seen and times of a worker, and returns its correction
+    "updates",  # takes a profile and a number of asynchronous workers, and returns their updates per second
+    "batches over time",  # takes a result, and returns a chart, or None
+    "batches by GPUs",  # takes a result, and returns a chart, or None
+    "throughput chart",  # takes a profile and the GPUs of trials in a plan, and returns a chart
+    "mixture",  # takes the model of asynchronous workers and their speeds, and returns how much longer they take
     "attempt",  # class of the attempts of a trial with parameter servers
     "server",  # takes the entry point, the segment, its number and a listener, and serves parameters
     "servers",  # takes their number, and returns servers of this process
@@ -74,18 +86,35 @@ FEATURES = (
     Feature(
         "Elastic batches",
         "elastic-batches.md",
-        (f"{_TRAIN}.goodput", "planner.goodput"),
+        (f"{_TRAIN}.goodput", "planner.goodput", "planning.elastic", "views.charts.batches"),
         ("batch.policy: goodput",),
-        {"batching": f"{_TRAIN}.goodput.adaptation:make_batching"},
+        {
+            "batching": f"{_TRAIN}.goodput.adaptation:make_batching",
+            "problem": "planning.elastic:problem",
+            "changes": "planning.elastic:changes",
+            "profile lines": "planning.elastic:lines",
+            "fit": "planner.goodput.fit:fitted",
+            "noise scale": "planner.goodput.planning:at_noise_scale",
+            "batches over time": "views.charts.batches:batches_over_time",
+            "batches by GPUs": "views.charts.batches:batches_by_gpus",
+        },
     ),
     Feature(
         "Asynchronous training",
         "asynchronous.md",
-        (_SERVERS, "executor.ray.async_attempt", "planner.queueing"),
+        (_SERVERS, "executor.ray.async_attempt", "planner.queueing", "planning.workers", "views.charts.throughput"),
         ("training.mode: async",),
         {
             "batching": f"{_SERVERS}.runner:make_batching",
             "loop": f"{_SERVERS}.runner:make_runner",
+            "problem": "planning.workers:problem",
+            "changes": "planning.workers:changes",
+            "notes": "planning.workers:notes",
+            "profile lines": "planning.workers:lines",
+            "recalibrated": "planner.queueing:recalibrated",
+            "updates": "planner.queueing:updates_per_s",
+            "throughput chart": "views.charts.throughput:throughput_chart",
+            "mixture": "planner.queueing:mixed_factor",
             "attempt": "executor.ray.async_attempt:AsyncAttempt",
             "server": f"{_SERVERS}.server:run_server",
             "servers": f"{_SERVERS}.server:ServerThreads",
@@ -178,7 +207,7 @@ def parts(socket: Socket) -> Iterator[Any]:
 
 
 def made_by(socket: Socket, *place: Any) -> Any:
-    """Return what the first feature makes that the segment asks for; None if it asks for none."""
+    """Return what the first feature makes that has something to make there; None if none has."""
     made = (make(*place) for make in parts(socket))
     return next((each for each in made if each is not None), None)
 

@@ -297,3 +297,8 @@ def error_line(text: str) -> str:
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return next(filter(_ERROR.match, reversed(lines)), lines[-1] if lines else "")
+
+
+def short_time(seconds: float) -> str:
+    """Return a time of less than a minute or so in ms or s: `31.4 ms`."""
+    return f"{1000.0 * seconds:.3g} ms" if seconds < 1.0 else f"{seconds:.3g} s"

@@ -20,6 +20,7 @@ from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.own_speeds import OwnSpeed, updated
 from rubberband.executor.core.state import LaneState, Phase, State, TrialState, TrialStatus
+from rubberband.features import part
 from rubberband.planner.exact.model import least_instances as instances_for
 from rubberband.values.offer import slots
 from rubberband.values.profile import Profile, adding_up_words, mixed_factor, mixture_words
@@ -58,9 +59,7 @@ def lane_factor(profile: Profile, lane: LaneState, gpus: int) -> float:
 
 def _factor(job: Job, profile: Profile, speeds: Sequence[float]) -> float:
     if profile.asynchronous is not None and job.balances:
-        from rubberband.planner.queueing import mixed_factor as updates_factor  # imports numpy
-
-        return updates_factor(profile.asynchronous, tuple(speeds))
+        return float(part("mixture")(profile.asynchronous, tuple(speeds)))
     return mixed_factor(speeds, balanced=job.balances)
 
 

@@ -17,6 +17,7 @@ from rubberband.executor.core.events import Slot
 from rubberband.executor.core.forecast import gang_factor
 from rubberband.executor.core.own_speeds import OwnSpeed, OwnSpeeds, own_speeds, with_metric
 from rubberband.executor.core.state import UNDER_WAY, GangRun, LaneState, State, TrialReport, TrialState, TrialStatus
+from rubberband.features import part
 from rubberband.units import counted, format_duration, format_usd
 from rubberband.values.asynchronous import AsyncTimes, AsyncUse
 from rubberband.values.offer import Offer
@@ -59,9 +60,7 @@ class Expected:
             return self._profile
         step = round(math.log(max(noise_scale, _LEAST)) / _STEP)
         if step not in self._known:
-            from rubberband.planner.goodput.planning import at_noise_scale
-
-            self._known[step] = at_noise_scale(self._profile, self._gpus_per_instance, math.exp(step * _STEP))
+            self._known[step] = part("noise scale")(self._profile, self._gpus_per_instance, math.exp(step * _STEP))
         return self._known[step]
 
 
@@ -316,10 +315,9 @@ def _calibrated(profile: Profile, speeds: Mapping[int, _Speed], state: State) ->
     off = any(gpus > 1 and speed.factor != 1.0 for gpus, speed in speeds.items())
     if profile.asynchronous is None or not off:
         return None
-    from rubberband.planner.queueing import recalibrated
-
     seen_s = {gpus: speed.factor * profile.iteration_s(gpus) for gpus, speed in speeds.items()}
-    return recalibrated(profile, seen_s, _times(profile.asynchronous.times, state))
+    corrected: Profile = part("recalibrated")(profile, seen_s, _times(profile.asynchronous.times, state))
+    return corrected
 
 
 def _times(expected: AsyncTimes, state: State) -> AsyncTimes | None:
@@ -348,10 +346,8 @@ def _times(expected: AsyncTimes, state: State) -> AsyncTimes | None:
 
 def _throughput(before: Profile, after: Profile, workers: int) -> str:
     """How fast asynchronous workers are, in words."""
-    from rubberband.planner.queueing import updates_per_s
-
     assert after.asynchronous is not None, "only a model is calibrated"
-    expected, found = (updates_per_s(profile, workers) for profile in (before, after))
+    expected, found = (part("updates")(profile, workers) for profile in (before, after))
     return f"{counted(workers, 'worker')} make {found:.3g} updates/s instead of {expected:.3g}"
 
 

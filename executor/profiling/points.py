@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rubberband.executor.core.events import TrialReported
+from rubberband.features import part
 from rubberband.values.adaptive import BatchLimits, BatchPoint, BatchUse, GoodputProfile
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes, AsyncUse
 from rubberband.values.profile import FIXED, Profile, measured
@@ -302,18 +303,15 @@ class BatchReports:
         points = self.points()
         if not points:
             return None
-        from rubberband.planner.goodput.fit import fit as fit_throughput
-        from rubberband.planner.goodput.fit import relative_errors
-
-        limits, fitted = self._middle_limits(), fit_throughput(points)
+        limits, (throughput, error) = self._middle_limits(), part("fit")(points)
         return GoodputProfile(
-            throughput=fitted,
+            throughput=throughput,
             noise_scale=median(self._noise_scales.values()) if self._noise_scales else float(limits.initial),
             samples_per_iteration=float(median(self._samples.values())),
             limits=limits,
             overhead_s=fmean(self._overheads_s) if self._overheads_s else 0.0,
             points=points,
-            fit_error=float(relative_errors(fitted, points).mean()),
+            fit_error=error,
         )
 
     def _middle_limits(self) -> BatchLimits:

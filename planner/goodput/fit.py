@@ -200,6 +200,12 @@ def relative_errors(parameters: Throughput, points: Sequence[BatchPoint]) -> Flo
     return np.asarray(np.abs(step_s(parameters, instances, gpus, per_gpu, accumulation) / seconds - 1.0))
 
 
+def fitted(points: Sequence[BatchPoint]) -> tuple[Throughput, float]:
+    """Return the fit of points, and its mean relative error at them."""
+    throughput = fit(points)
+    return throughput, float(relative_errors(throughput, points).mean())
+
+
 FAR_OFF = 0.2
 """Relative error of a fit at a measured step from which it is not trusted nearby."""
 

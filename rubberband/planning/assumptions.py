@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from rubberband.features import parts
 from rubberband.planner import Box, Draws, Estimate, JobPlan, Lane, Problem, Simulations, predict, varies
 from rubberband.planner.exact.table import Floats
 from rubberband.units import counted, format_duration, format_usd
@@ -73,7 +74,9 @@ class _Outcome(NamedTuple):
     p_kept: float
 
 
-class _Change(NamedTuple):
+class Change(NamedTuple):
+    """An input, and the change of it that is tried."""
+
     name: Name
     value: str
     change: str
@@ -115,68 +118,36 @@ def _rounded(difference: float) -> float:
     return 0.0 if abs(difference) < 1e-9 else difference
 
 
-def _changes(job: JobPlan, now: Problem) -> Iterator[_Change]:
+def _changes(job: JobPlan, now: Problem) -> Iterator[Change]:
     yield from _speeds(job, now)
-    yield from _batches(job, now)
-    yield from _workers(job, now)
+    for changes in parts("changes"):
+        yield from changes(job, now)
     yield from _delays(now)
     yield from _prices(now)
     yield _noise(now)
 
 
-def _speeds(job: JobPlan, now: Problem) -> Iterator[_Change]:
+def _speeds(job: JobPlan, now: Problem) -> Iterator[Change]:
     profile = now.profile
     used = sorted({choice.gpus_per_trial for choice in job.plan.stages})
     table = {gpus: MORE * time_s for gpus, time_s in profile.seconds_per_iteration.items()}
     shown = ", ".join(f"{format_duration(profile.iteration_s(gpus))} on {gpus}" for gpus in used[:3])
     value = f"{shown}{', …' if len(used) > 3 else ''} {now.offer.place}{'' if used == [1] else 's'}"
-    yield _Change("time per iteration", value, "+10 %", _with_profile(now, seconds_per_iteration=table))
+    yield Change("time per iteration", value, "+10 %", _with_profile(now, seconds_per_iteration=table))
     between = [g for g in used if g not in profile.seconds_per_iteration and g < profile.largest_gpus]
     beyond = [g for g in used if g > profile.largest_gpus]
     if between:
-        yield _slower("speed between measured GPU counts", "interpolated", between, _measured(profile), now)
+        yield slower("speed between measured GPU counts", "interpolated", between, _measured(profile), now)
     if beyond:
-        yield _slower("speed beyond measured GPU counts", "extrapolated", beyond, _measured(profile), now)
+        yield slower("speed beyond measured GPU counts", "extrapolated", beyond, _measured(profile), now)
 
 
-def _batches(job: JobPlan, now: Problem) -> Iterator[_Change]:
-    """Further inputs where trials adapt their batch."""
-    model = now.profile.goodput
-    if model is None:
-        return
-    from rubberband.planner.goodput.planning import at_noise_scale, extrapolated
-
-    used = sorted({choice.gpus_per_trial for choice in job.plan.stages})
-    if unseen := extrapolated(model, now.offer.slots, used):
-        yield _slower("speed beyond measured batches", "extrapolated", unseen, "by the model", now)
-    slower = at_noise_scale(now.profile, now.offer.slots, model.noise_scale / 2.0)
-    value = f"{model.noise_scale:,.0f} samples"
-    yield _Change("noise scale of the gradients", value, "half of it", replace(now, profile=slower))
-
-
-def _workers(job: JobPlan, now: Problem) -> Iterator[_Change]:
-    """A further input where trials train asynchronously, and no gang was measured that shows how its workers wait."""
-    model, most = now.profile.asynchronous, max(choice.gpus_per_trial for choice in job.plan.stages)
-    if model is None or model.blend is not None:
-        return
-    from rubberband.planner.queueing import least_telling, seconds_per_iteration, updates_per_s
-
-    if least_telling(model, most) is None:
-        return
-    sizes = sorted(now.profile.seconds_per_iteration)
-    expected, slowest = (seconds_per_iteration(one, sizes) for one in (model, replace(model, blend=0.0)))
-    table = {g: time_s * slowest[g] / expected[g] for g, time_s in now.profile.seconds_per_iteration.items()}
-    value = f"{updates_per_s(now.profile, most):.4g} updates/s of {most}"
-    slower = _with_profile(now, seconds_per_iteration=table)
-    yield _Change("throughput of asynchronous workers", value, "low end of its band", slower, "default")
-
-
-def _slower(name: Name, basis: Basis, counts: list[int], whence: str, now: Problem) -> _Change:
+def slower(name: Name, basis: Basis, counts: list[int], whence: str, now: Problem) -> Change:
     """Slow down exactly these GPU counts."""
     profile = now.profile
     table = {**profile.seconds_per_iteration, **{gpus: MORE * profile.iteration_s(gpus) for gpus in counts}}
     value = f"{', '.join(map(str, counts))} GPU{'s' * (counts != [1])} per trial, {whence}"
-    return _Change(name, value, "10 % slower", _with_profile(now, seconds_per_iteration=table), basis)
+    return Change(name, value, "10 % slower", _with_profile(now, seconds_per_iteration=table), basis)
 
 
 def _measured(profile: Profile) -> str:
@@ -184,10 +155,10 @@ def _measured(profile: Profile) -> str:
     return "measured are " + (f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]} alone")
 
 
-def _delays(now: Problem) -> Iterator[_Change]:
+def _delays(now: Problem) -> Iterator[Change]:
     profile, offer = now.profile, now.offer
     startup_s, change = _longer(profile.trial_startup_s, 1.0)
-    yield _Change(
+    yield Change(
         "start-up of a trial",
         format_duration(profile.trial_startup_s),
         change,
@@ -200,7 +171,7 @@ def _delays(now: Problem) -> Iterator[_Change]:
     for name, field, delay_s, spread in delays:
         longer_s, change = _longer(delay_s, 10.0)
         value = f"{format_duration(delay_s)}{_varying(delay_s, spread)}"
-        yield _Change(name, value, change, _with_offer(now, **{field: longer_s}))
+        yield Change(name, value, change, _with_offer(now, **{field: longer_s}))
 
 
 def _varying(delay_s: float, spread: Spread) -> str:
@@ -220,35 +191,35 @@ def _longer(delay_s: float, from_nothing_s: float) -> tuple[float, str]:
     return from_nothing_s, f"{format_duration(from_nothing_s)} instead"
 
 
-def _prices(now: Problem) -> Iterator[_Change]:
+def _prices(now: Problem) -> Iterator[Change]:
     offer = now.offer
     if (price := offer.price_usd_per_hour) and offer.unit == "USD":
         raised = _with_offer(now, price_usd_per_hour=MORE * price)
-        yield _Change("price of an instance", f"{format_usd(price)}/h on demand", "+10 %", raised)
+        yield Change("price of an instance", f"{format_usd(price)}/h on demand", "+10 %", raised)
     if offer.spot is not None:
         spot = offer.spot
         price, rate = spot.price_usd_per_hour, spot.interruptions_per_hour
         raised = _with_offer(now, spot=replace(spot, price_usd_per_hour=MORE * price))
-        yield _Change("price of a spot instance", f"{format_usd(price)}/h", "+10 %", raised)
+        yield Change("price of a spot instance", f"{format_usd(price)}/h", "+10 %", raised)
         often = _with_offer(now, spot=replace(spot, interruptions_per_hour=2.0 * rate))
-        yield _Change("spot interruptions", f"{rate:g} per instance-hour", "twice as often", often)
+        yield Change("spot interruptions", f"{rate:g} per instance-hour", "twice as often", often)
     if head := offer.head_price_usd_per_hour:
         raised = _with_offer(now, head_price_usd_per_hour=MORE * head)
-        yield _Change("head node", f"{format_usd(head)}/h", "+10 %", raised)
+        yield Change("head node", f"{format_usd(head)}/h", "+10 %", raised)
     if data := offer.data_usd_per_instance:
         raised = _with_offer(now, data_usd_per_instance=MORE * data)
-        yield _Change("data", f"{format_usd(data)} per instance started", "+10 %", raised)
+        yield Change("data", f"{format_usd(data)} per instance started", "+10 %", raised)
 
 
-def _noise(now: Problem) -> _Change:
+def _noise(now: Problem) -> Change:
     profile = now.profile
     if profile.varies:
         known = {name: cv for name in _NOISE_WORDS if (cv := getattr(profile, name)) > 0.0}
         more = {name: MORE * cv for name, cv in known.items()}
         value = ", ".join(f"{_NOISE_WORDS[name]} {_percent(cv)}" for name, cv in known.items())
-        return _Change("noise of trials", value, "+10 %", _with_profile(now, **more))
+        return Change("noise of trials", value, "+10 %", _with_profile(now, **more))
     added = f"{_NOISE_WORDS['trial_cv']} {_percent(_TRIED_CV)} instead"
-    return _Change("noise of trials", "none", added, _with_profile(now, trial_cv=_TRIED_CV))
+    return Change("noise of trials", "none", added, _with_profile(now, trial_cv=_TRIED_CV))
 
 
 def _percent(cv: float) -> str:

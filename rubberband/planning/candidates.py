@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rubberband.cloud.catalogue import Table, similar_types, table_of
 from rubberband.cloud.offers import offers
-from rubberband.errors import InputError
+from rubberband.features import made_by, part
 from rubberband.planner import Problem, Reserve
 from rubberband.planning.startup_history import StartTimes, remark
 from rubberband.spec.experiment import Experiment
@@ -17,7 +17,6 @@ from rubberband.spec.samplers import num_configurations
 from rubberband.spec.space import canonical
 from rubberband.units import counted, format_duration
 from rubberband.values.adaptive import GoodputProfile
-from rubberband.values.asynchronous import AsyncProfile
 from rubberband.values.offer import Offer
 from rubberband.values.plan import MARKETS, Market, Policy, Spent
 from rubberband.values.profile import Profile, adding_up_words, mixed_factor, relative_speed
@@ -80,8 +79,8 @@ def _with_join_times(experiment: Experiment, times: StartTimes) -> tuple[Experim
 
 def _written_delay(experiment: Experiment, word: str) -> tuple[str, float | None]:
     """Return the part of the file that has a delay, and its mean in seconds (None if it is not written)."""
-    for place, part in (("resources", experiment.resources), ("profile", experiment.profile)):
-        written = getattr(part, word, None)
+    for place, words in (("resources", experiment.resources), ("profile", experiment.profile)):
+        written = getattr(words, word, None)
         if written is not None:
             return place, delay_of(written)[0]
     return "resources", None
@@ -153,68 +152,32 @@ def _within(offer: Offer, room: Room) -> Offer:
 def known_gpus(experiment: Experiment, offer: Offer, profile: Profile) -> int:
     """Return the largest number of GPUs of a trial that a profile knows: measured, or of one instance by its model."""
     adapts = experiment.batch.policy != "fixed" and profile.goodput is not None
-    modelled = adapts or _workers_model(experiment, profile) is not None
+    modelled = adapts or models_workers(experiment, profile)
     return max(profile.largest_gpus, offer.slots) if modelled else profile.largest_gpus
 
 
 def _candidate(experiment: Experiment, offer: Offer, profile: Profile, now: float) -> Problem:
-    batch, largest = experiment.batch.to_plain(), known_gpus(experiment, offer, profile)
+    largest = known_gpus(experiment, offer, profile)
     resources = experiment.resources.model_copy(update={"max_instances": offer.max_instances})
     allowed = experiment.model_copy(update={"resources": resources})
     constraints = allowed.planning_constraints(now, offer.slots, largest)
-    fixed = replace(profile, goodput=None, asynchronous=_workers_model(experiment, profile))
     plain = Problem(
         brackets=experiment.probed().brackets(),
-        profile=fixed,
+        profile=replace(profile, goodput=None, asynchronous=None),
         offer=offer,
         constraints=constraints,
         objective=experiment.constraints.objective,
     )
-    if fixed.asynchronous is not None:
-        return _with_workers(plain)
-    if batch is None or profile.goodput is None:
-        return plain
-    from rubberband.planner.goodput.planning import adapted, limits_within
-
-    model = replace(profile.goodput, limits=limits_within(profile.goodput, batch))
-    least, most = constraints.min_gpus_per_trial, min(constraints.max_gpus_per_trial, model.limits.max)
-    if least > most:
-        raise InputError(
-            f"resources.gpus_per_trial.min: {least} GPUs are more than the {most} samples of the profile's largest "
-            f"batch; lower it to {most}, or raise batch.max and profile again"
-        )
-    within = replace(constraints, max_gpus_per_trial=most)
-    sizes = [gpus for gpus in within.gang_sizes(offer.slots) if gpus >= profile.smallest_gpus]
-    if not sizes:
-        return plain
-    return replace(
-        plain,
-        profile=adapted(replace(profile, goodput=model), offer.slots, sizes),
-        constraints=replace(constraints, max_gpus_per_trial=sizes[-1]),
-        fixed=fixed,
-    )
+    return made_by("problem", experiment, profile, plain) or plain
 
 
-def _workers_model(experiment: Experiment, profile: Profile) -> AsyncProfile | None:
-    """Return the model of the workers, if they train asynchronously and the profile has one.
+def models_workers(experiment: Experiment, profile: Profile) -> bool:
+    """Return whether a profile has the model of an experiment's asynchronous workers.
 
     Workers that share the batch of each update (max_staleness 0) wait for each other, and the model does not hold.
     """
     asked = experiment.training.to_plain()
-    if asked is None or asked.max_staleness == 0 or profile.asynchronous is None:
-        return None
-    from rubberband.planner.queueing import with_servers
-
-    return with_servers(profile.asynchronous, asked.servers)
-
-
-def _with_workers(problem: Problem) -> Problem:
-    """Return the problem of trials that train asynchronously, with a worker on every GPU."""
-    from rubberband.planner.queueing import scaled
-
-    profile, limits = problem.profile, problem.constraints
-    sizes = [gpus for gpus in limits.gang_sizes(problem.offer.slots) if gpus >= profile.smallest_gpus]
-    return replace(problem, profile=scaled(profile, sizes)) if sizes else problem
+    return asked is not None and asked.max_staleness != 0 and profile.asynchronous is not None
 
 
 def stand_in_speeds(experiment: Experiment, chosen: Problem, options: Sequence[Problem]) -> dict[str, float]:
@@ -254,9 +217,7 @@ def mixture_notes(experiment: Experiment, chosen: Problem, options: Sequence[Pro
 def _factor(profile: Profile, speeds: Sequence[float]) -> float:
     if profile.asynchronous is None:
         return mixed_factor(speeds, balanced=True)
-    from rubberband.planner.queueing import mixed_factor as updates_factor
-
-    return updates_factor(profile.asynchronous, tuple(speeds))
+    return float(part("mixture")(profile.asynchronous, tuple(speeds)))
 
 
 _MOST_COMPARED = 10_000
@@ -341,34 +302,4 @@ def batch_notes(experiment: Experiment, model: GoodputProfile | None) -> list[st
         )
     if model.fit_error > POOR_FIT:
         notes.append(f"batch: the model misses its own points by {model.fit_error:.0%} on average; profile again.")
-    return notes
-
-
-def async_notes(experiment: Experiment, profile: Profile, used: Collection[int]) -> list[str]:
-    """Return remarks on a plan whose trials train asynchronously on `used` numbers of GPUs."""
-    asked, model = experiment.training.to_plain(), profile.asynchronous
-    if asked is None or asked.max_staleness == 0 or not used:
-        return []
-    if model is None:
-        return [
-            "async: the profile has no model of the workers, so that gangs that were not measured are interpolated; "
-            "measure one with `rubberband profile`."
-        ]
-    from rubberband.planner.queueing import KNEE_GAIN, curve, knee, least_telling, updates_per_s
-
-    most, bend = max(used), knee(model)
-    found = curve(model, most)
-    low, high = float(found.low[-1]), float(found.high[-1])
-    telling = least_telling(model, most) if model.blend is None else None
-    unsure = "" if telling is None else f"; profile {counted(telling, 'GPU')} to know better"
-    band = "" if most == 1 else f"; the queueing model allows {low:.4g} to {high:.4g}{unsure}"
-    notes = [
-        f"async: a trial with {counted(most, 'worker')} is planned with {updates_per_s(profile, most):.4g} "
-        f"updates/s{band}. The knee is at {bend} "
-        f"worker{'s' * (bend > 1)}: beyond it one more shortens an update by less than {100.0 * KNEE_GAIN:g} %."
-    ]
-    if most > bend:
-        notes.append(
-            f"async: the plan uses {most} workers per trial, beyond the knee; lower resources.gpus_per_trial to {bend}."
-        )
     return notes

@@ -16,9 +16,10 @@ from rubberband.cloud.catalogue import Table, row_source
 from rubberband.cloud.offers import price_source, spot_source
 from rubberband.cloud.provider import Today
 from rubberband.errors import ProviderError
+from rubberband.features import parts
 from rubberband.planner import Estimate, Problem
 from rubberband.planning.assumptions import Assumption, Basis, Name, assumptions, bill_lines
-from rubberband.planning.candidates import async_notes, batch_notes, mixture_notes, repeat_notes, sampler_notes
+from rubberband.planning.candidates import batch_notes, mixture_notes, repeat_notes, sampler_notes
 from rubberband.planning.clusters import joining
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, planned
 from rubberband.planning.startup_history import start_times
@@ -128,7 +129,7 @@ def _planned_notes(best: Estimate, experiment: Experiment, options: Sequence[Pro
     if best.job is None:
         return []
     sizes = {stage.gpus_per_trial for stage in best.job.plan.stages}
-    workers = async_notes(experiment, best.profile, sizes)
+    workers = [note for notes in parts("notes") for note in notes(experiment, best.profile, sizes)]
     mixed = mixture_notes(experiment, best.problem, options, max(sizes))
     return [*sampler_notes(experiment, len(best.job.lanes)), *workers, *mixed]
 

@@ -23,18 +23,17 @@ from rubberband.executor.profiling.summary import ProfilingResult, measure
 from rubberband.executor.run.session import cluster_request, make_ray_backend, open_provider
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run_spec import RunSpec
+from rubberband.features import parts
 from rubberband.interrupts import uninterrupted
-from rubberband.planning.candidates import POOR_FIT
 from rubberband.planning.clusters import free_together
 from rubberband.planning.startup_history import record, start_of
 from rubberband.running.profile_cache import SHARED_INSTANCES, Announce, ProfileContent, cache_path, content_to_measure
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.profile_file import save_profile
 from rubberband.spec.resources import Resources
-from rubberband.units import counted, format_duration, format_usd, gpus_each
-from rubberband.values.adaptive import GoodputProfile
+from rubberband.units import counted, format_duration, format_usd, gpus_each, short_time
 from rubberband.values.offer import Offer
-from rubberband.values.plan import PlanningConstraints, Spent, Stage, gang_sizes, total_iterations
+from rubberband.values.plan import PlanningConstraints, Spent, Stage, total_iterations
 from rubberband.values.profile import Profile
 
 ENOUGH_TRIALS = 8
@@ -54,7 +53,7 @@ def point_line(point: Point, trials_per_gpu: int = 1) -> str:
     line = f"{gpus} GPU: {point.iteration_s:.3f} s per iteration (spread {point.iteration_cv:.1%}{beside})"
     if not point.batches:
         return line
-    steps = ", ".join(f"{timed.batch_size} in {_brief(timed.step_s)}" for timed in point.batches)
+    steps = ", ".join(f"{timed.batch_size} in {short_time(timed.step_s)}" for timed in point.batches)
     return f"{line}; a step of {steps}"
 
 
@@ -70,23 +69,6 @@ def _trials_line(noise: MeasuredNoise) -> str:
         return f"{assumed}: 1 trial was measured; measure more with --trials N"
     few = "; measure more with --trials N" if noise.num_trials < ENOUGH_TRIALS else ""
     return f"trials differ in speed by {_spread(noise.trial, f', {noise.num_trials} trials')}{mean}{few}"
-
-
-def async_lines(profile: Profile) -> list[str]:
-    """Return lines on the times of an update, and on how far its workers scale; none for synchronous training."""
-    if profile.asynchronous is None:
-        return []
-    from rubberband.planner.queueing import curve, knee, scaled
-
-    model = scaled(profile, sorted(profile.seconds_per_iteration)).asynchronous
-    assert model is not None, "it had one"
-    times, bend = model.times, knee(model)
-    found = curve(model, bend)
-    return [
-        f"an update of one worker: {_brief(times.compute_s)} to compute, {_brief(times.up_s)} up, "
-        f"{_brief(times.server_s)} at the server, {_brief(times.down_s)} down",
-        f"the knee is at {counted(bend, 'worker')}: {found.low[-1]:.3g} to {found.high[-1]:.3g} updates/s there",
-    ]
 
 
 def start_lines(profile: Profile, starts: InstanceStarts, noise: MeasuredNoise) -> list[str]:
@@ -116,10 +98,6 @@ def _percent(cv: float, unit: str = " %") -> str:
 def _range(values_s: list[float]) -> str:
     least_s, most_s = min(values_s), max(values_s)
     return f" ({least_s:.1f} to {most_s:.1f} s, {counted(len(values_s), 'instance')})" if len(values_s) > 1 else ""
-
-
-def _brief(seconds: float) -> str:
-    return f"{1000.0 * seconds:.3g} ms" if seconds < 1.0 else f"{seconds:.3g} s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,23 +144,11 @@ class MeasuredProfile(ProfilingResult):
         starts = start_lines(self.profile, self.starts, self.noise)
         return [
             *points,
-            *self._goodput_lines(),
-            *async_lines(self.profile),
+            *(line for lines in parts("profile lines") for line in lines(self.profile, self.gpus_per_instance)),
             *noise,
             *starts,
             cost,
             *self.remark_lines(),
-        ]
-
-    def _goodput_lines(self) -> list[str]:
-        model = self.profile.goodput
-        if model is None:
-            return []
-        return [
-            f"batches of {model.limits.initial} to {model.limits.max}: noise scale {model.noise_scale:,.0f}, "
-            f"{model.overhead_s:.2f} s of an iteration beside its steps; the model is off by {model.fit_error:.1%}",
-            _scaling_line(model, self.gpus_per_instance),
-            *([_POOR] if model.fit_error > POOR_FIT else []),
         ]
 
     def remark_lines(self) -> list[str]:
@@ -190,25 +156,6 @@ class MeasuredProfile(ProfilingResult):
         if not self.stopped_by:
             return list(self.remarks)
         return [*self.remarks, f"beyond {self.points[-1].gpus} GPU nothing was measured: {self.stopped_by}"]
-
-
-def _scaling_line(model: GoodputProfile, gpus_per_instance: int) -> str:
-    """Return a line on how far a trial scales (Pollux §5.4.1): beyond it, a GPU does less than half of one alone."""
-    widest = max(point.gpus for point in model.points)
-    if widest == 1:
-        return "only 1 GPU was measured, so it is not known how far a trial scales"
-    from rubberband.planner.goodput.planning import scaled_size
-
-    sizes = gang_sizes(gpus_per_instance, 1, min(model.limits.max, WIDEST_NOTED))
-    found = scaled_size(model, gpus_per_instance, sizes, 1)
-    more = " or more" if found == sizes[-1] else ""
-    beyond = f", which is extrapolated: {widest} were measured" if found > widest else ""
-    return f"a trial scales to about {counted(found, 'GPU')}{more}{beyond}"
-
-
-_POOR = "the model is far off: times varied while they were measured; measure again where nothing else runs"
-WIDEST_NOTED = 256
-"""Most GPUs that the report on scaling looks at."""
 
 
 @contextmanager

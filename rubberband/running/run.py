@@ -34,7 +34,6 @@ from rubberband.features import parts
 from rubberband.files import require_home
 from rubberband.installation import home_at
 from rubberband.planning.candidates import (
-    async_notes,
     batch_notes,
     repeat_notes,
     sampler_notes,
@@ -419,7 +418,8 @@ class _Start:
             experiment = experiment.sized(sized.key, sized.number)
         notes = [*repeat_notes(experiment), *sampler_notes(experiment, len(lanes_of(job)))]
         notes += batch_notes(experiment, job.profile.goodput)
-        notes += async_notes(experiment, job.profile, {stage.gpus_per_trial for stage in job.plan.stages})
+        used = {stage.gpus_per_trial for stage in job.plan.stages}
+        notes += [note for notes_of in parts("notes") for note in notes_of(experiment, job.profile, used)]
         for line in (*notes, _plan_line(job)):
             options.announce(line)
         return experiment, job

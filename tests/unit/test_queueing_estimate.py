@@ -8,10 +8,11 @@ import pytest
 
 from rubberband.errors import InputError
 from rubberband.planner.queueing import knee, least_telling, seconds_per_iteration
-from rubberband.planning.candidates import async_notes, candidates
+from rubberband.planning.candidates import candidates
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer
-from rubberband.running.profile import async_lines
+from rubberband.planning.workers import lines as async_lines
+from rubberband.planning.workers import notes as async_notes
 from rubberband.spec.experiment import Experiment
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 from rubberband.values.profile import Profile
@@ -103,7 +104,7 @@ def test_an_estimate_without_the_model_says_so():
 
 
 def test_a_measurement_is_reported_with_its_knee():
-    first, second = async_lines(Profile(seconds_per_iteration={1: 19.1}, asynchronous=MODEL))
+    first, second = async_lines(Profile(seconds_per_iteration={1: 19.1}, asynchronous=MODEL), 1)
     assert first == "an update of one worker: 29 ms to compute, 72 ms up, 18 ms at the server, 72 ms down"
     assert second == "the knee is at 4 workers: 10.6 to 13.9 updates/s there"
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from rubberband.executor.result.batch_history import BatchStretch
 from rubberband.executor.result.result import Result, TrialResult
+from rubberband.planner.goodput import choose
 from rubberband.units import counted, duration
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.views.charts.parts import (
@@ -36,11 +37,6 @@ from rubberband.views.charts.parts import (
 )
 from rubberband.views.formatting import amount
 
-BATCHES_NOTE = (
-    "Each line is a trial, coloured as its learning curve; gaps are waits for the next stage. Efficiency: how much a "
-    "sample counts, against one at the initial batch size. Noise scale: the larger, the larger a batch pays off. "
-    "Dotted lines are the ends of stages."
-)
 _ROW_PX, _GAP_PX, _AROUND_PX = 120, 22, 150
 _MOST_TICKS = 7
 
@@ -310,8 +306,6 @@ def _modelled(result: Result, used: Set[int]) -> dict[int, tuple[float, Curve]]:
 
 
 def _curve(profile: GoodputProfile, noise_scale: float, per_instance: int, counts: Sequence[int]) -> Curve:
-    from rubberband.planner.goodput import choose
-
     return {
         gpus: choose(profile.throughput, noise_scale, profile.limits, -(-gpus // per_instance), gpus).batch_size
         for gpus in counts

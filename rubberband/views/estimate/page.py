@@ -6,15 +6,14 @@ asynchronous workers, and how time and cost vary.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
+from rubberband.features import part
 from rubberband.planner import Estimate, Lane, Point, method_of
 from rubberband.planner.exact.table import Floats
 from rubberband.units import counted, duration, format_duration, format_usd, gpus_each, in_unit
-from rubberband.values.profile import Profile
 from rubberband.views.charts.parts import (
     LOST,
     PLANNED,
@@ -31,57 +30,10 @@ from rubberband.views.estimate.tables import fixed_cluster, percent
 from rubberband.views.formatting import Card, TextTable, difference, printable
 from rubberband.views.report.page import STRIP, STRIP_END, chart_section, page, page_header, table_section
 
-if TYPE_CHECKING:
-    from rubberband.planner.queueing import Curve
-
 THROUGHPUT_NOTE = (
     "Updates per second that plans count with, and the band of the queueing model: the workers wait for each other at "
     "the parameter servers and on their links."
 )
-_FEWEST, _MOST = 4, 64
-_COLOUR, _BAND = "#3b82c4", "rgba(59, 130, 196, 0.18)"
-
-
-def throughput_chart(profile: Profile, used: Collection[int]) -> Figure:
-    """Return the chart of 1 worker to twice the knee, or to the most of a plan's trials, if `used` has more.
-
-    The profile is a case's, with a model of the workers.
-    """
-    from rubberband.planner.queueing import curve, knee, planned_updates_per_s
-
-    model = profile.asynchronous
-    assert model is not None, "only asynchronous training has updates"
-    bend = knee(model)
-    most = max(_FEWEST, min(2 * bend, _MOST), *used)
-    found, counts = curve(model, most), list(range(1, most + 1))
-    return chart(
-        [*_band(counts, found), _planned(counts, found, planned_updates_per_s(profile, most), used)],
-        340,
-        axis("workers of a trial", range=[0.5, most + 0.5]),
-        axis("updates per second", rangemode="tozero"),
-        shapes=[_line(bend, "x", PLANNED)] if bend <= most else [],
-        annotations=[_label(bend, f"knee: {counted(bend, 'worker')}", "x", PLANNED)] if bend <= most else [],
-    )
-
-
-def _band(counts: list[int], found: Curve) -> list[Figure]:
-    edges = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "type": "scatter", "x": counts}
-    low: Figure = {**edges, "y": found.low.tolist(), "showlegend": False}
-    return [low, {**edges, "y": found.high.tolist(), "name": "band", "fill": "tonexty", "fillcolor": _BAND}]
-
-
-def _planned(counts: list[int], found: Curve, planned: Floats, used: Collection[int]) -> Figure:
-    points = [
-        (count, float(point), f"{counted(count, 'worker')}: {point:.4g} updates/s ({low:.4g} to {high:.4g})")
-        for count, low, point, high in zip(counts, found.low, planned, found.high, strict=True)
-    ]
-    sizes = [11 if count in used else 5 for count in counts]
-    return scatter("planned with", points, line={"color": _COLOUR, "width": 2.5}) | {
-        "mode": "lines+markers",
-        "marker": {"color": _COLOUR, "size": sizes},
-    }
-
-
 _ALLOCATION = "Instances requested or held at every moment of the plan, at its expected times. Hover for a stage."
 _FRONTIER = (
     "The lowest cost at which the job is done by each deadline: with instances that change from stage to stage, and "
@@ -187,7 +139,7 @@ def figures(answer: Estimate) -> dict[str, Figure]:
         drawn["allocation"] = allocation(answer)
     if job is not None and answer.profile.asynchronous is not None:
         used = {stage.gpus_per_trial for stage in job.plan.stages}
-        drawn["throughput"] = throughput_chart(answer.profile, used)
+        drawn["throughput"] = part("throughput chart")(answer.profile, used)
     if job is not None and job.prediction.jct is not None:
         sample_lanes = method_of(job.lanes[0].stages).sample_lanes
         samples = sample_lanes(job.lanes, answer.profile, answer.offer, seed=answer.problem.seed)
@@ -350,9 +302,9 @@ def _histogram(values: Floats, what: str, limit: float | None) -> Figure:
         axis("share of the samples (%)", rangemode="tozero"),
         showlegend=False,
         bargap=0.05,
-        shapes=[_line(value / unit, "x", colour) for value, _, colour in marks],
+        shapes=[rule(value / unit, "x", colour) for value, _, colour in marks],
         annotations=[
-            _label(value / unit, f"{name} {shown(value)}", "x", colour) | {"y": 1.0 + 0.07 * (at % 3)}
+            label(value / unit, f"{name} {shown(value)}", "x", colour) | {"y": 1.0 + 0.07 * (at % 3)}
             for at, (value, name, colour) in enumerate(marks)
         ],
         margin={"l": 10, "r": 10, "t": 60, "b": 60},
@@ -363,15 +315,17 @@ def _limits(limits: Sequence[tuple[float | None, str, str, float]]) -> Figure:
     """Return lines and labels of limits (value, text, axis, unit), without those that are not set."""
     known = [(value / unit, text, axis) for value, text, axis, unit in limits if value is not None]
     return {
-        "shapes": [_line(at, axis, LOST) for at, _, axis in known],
-        "annotations": [_label(at, text, axis, LOST) for at, text, axis in known],
+        "shapes": [rule(at, axis, LOST) for at, _, axis in known],
+        "annotations": [label(at, text, axis, LOST) for at, text, axis in known],
     }
 
 
-def _line(at: float, axis: str, colour: str) -> Figure:
+def rule(at: float, axis: str, colour: str) -> Figure:
+    """Return a dotted line at a value of an axis."""
     return line_at(at, axis, {"width": 1.5, "dash": "dot", "color": colour})
 
 
-def _label(at: float, text: str, axis: str, colour: str) -> Figure:
+def label(at: float, text: str, axis: str, colour: str) -> Figure:
+    """Return the text of such a line."""
     place = {} if axis == "x" else {"x": 1, "xref": "paper", "xanchor": "right", "y": at, "yref": "y"}
     return {**note(at, text), **place, "font": {"color": colour}}

@@ -20,9 +20,9 @@ from typing import Any
 from rubberband import views
 from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.result.result import Result
+from rubberband.features import made_by
 from rubberband.units import in_unit
 from rubberband.views.charts.allocation import ALLOCATION_NOTE, allocation, allocation_px
-from rubberband.views.charts.batches import BATCHES_NOTE, batches_by_gpus, batches_over_time
 from rubberband.views.charts.learning import CURVES_NOTE, CURVES_PX, PARETO_NOTE, learning_curves, trade_off
 from rubberband.views.charts.parallel_coordinates import PARALLEL_NOTE, Space, parallel_coordinates, parameters
 from rubberband.views.charts.parts import Figure
@@ -68,11 +68,16 @@ MOST_TRIALS = 200
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
 
+_BATCHES = (
+    "Each line is a trial, coloured as its learning curve; gaps are waits for the next stage. Efficiency: how much a "
+    "sample counts, against one at the initial batch size. Noise scale: the larger, the larger a batch pays off. "
+    "Dotted lines are the ends of stages."
+)
 CHARTS = {
     "curves": ("Learning curves", CURVES_NOTE),
     "spend": ("Spend", SPEND_NOTE),
     "allocation": ("Instances and GPUs", ALLOCATION_NOTE),
-    "batches": ("Batch sizes", BATCHES_NOTE),
+    "batches": ("Batch sizes", _BATCHES),
     "parallel": ("Configurations", PARALLEL_NOTE),
     "importance": ("Importance of parameters", IMPORTANCE_NOTE),
     "trade-off": ("Trade-off between metrics", PARETO_NOTE),
@@ -97,7 +102,7 @@ def result_drawings(
         "curves": lambda: learning_curves(result),
         "spend": lambda: spend(result, forecast),
         "allocation": lambda: allocation(result),
-        "batches": lambda: batches_over_time(result),
+        "batches": lambda: made_by("batches over time", result),
         "parallel": lambda: parallel_coordinates(result, space),
         "trade-off": lambda: trade_off(result),
         "slices": lambda: slices(result, space),
@@ -140,7 +145,7 @@ def render_html(result: Result, importance: Figure | str = "", trials_at: str = 
     axes of parameters are logarithmic where the `space` says so; without it, where values span decades.
     """
     shares, reason = (None, importance) if isinstance(importance, str) else (importance, "")
-    by_gpus = batches_by_gpus(result)
+    by_gpus = made_by("batches by GPUs", result)
     is_modelled = by_gpus is not None and any(trace["mode"] == "lines" for trace in by_gpus["data"])
     more = {"importance": shares, "contour": contours(result, space), "batches-by-gpus": by_gpus}
     drawn = result_charts(result, space) | {name: figure for name, figure in more.items() if figure is not None}
