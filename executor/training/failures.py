@@ -137,6 +137,8 @@ def _remedy(error: BaseException) -> str:
         return "; the loss leaves parameters out: set find_unused_parameters = True"
     if isinstance(error, RuntimeError) and "No CUDA GPUs are available" in str(error):
         return "; this process has no GPU: leave the model on the CPU in build_model(), or use context.device elsewhere"
+    if "InvalidCxxCompiler" in str(error) or "Python.h" in str(error):
+        return "; torch.compile needs them: install g++ and python3-dev, or set compile = False"
     if isinstance(error, ValueError) and "more than 1 value per channel" in str(error):
         return "; BatchNorm cannot train on a batch of one: use a larger batch, or another number of samples"
     if is_of_cuda(error):

@@ -138,7 +138,6 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     ),
     "signals": (_handlers, _handle),
     "timeout of sockets": (socket.getdefaulttimeout, socket.setdefaulttimeout),
-    "depth of recursion": (sys.getrecursionlimit, sys.setrecursionlimit),
 }
 
 
@@ -287,22 +286,6 @@ _SWITCHES: dict[str, _Switch] = {
         lambda torch: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda torch, value: torch.autograd.set_detect_anomaly(*value),
         (False, True),
-    ),
-    "warnings": _calls("is_warn_always_enabled", "set_warn_always", False),
-    "sharing strategy": _calls("multiprocessing.get_sharing_strategy", "multiprocessing.set_sharing_strategy"),
-    "checks of sparse tensors": _Switch(
-        lambda torch: torch.sparse.check_sparse_tensor_invariants.is_enabled(),
-        lambda torch, value: (
-            torch.sparse.check_sparse_tensor_invariants.enable()
-            if value
-            else torch.sparse.check_sparse_tensor_invariants.disable()
-        ),
-        False,
-    ),
-    "checks of distributions": _Switch(
-        lambda torch: torch.distributions.Distribution._validate_args,
-        lambda torch, value: torch.distributions.Distribution.set_default_validate_args(value),
-        __debug__,
     ),
     **{f"hooks of {module}": _hooks(module) for module in ("torch.nn.modules.module", "torch.optim.optimizer")},
     "threads": _calls("get_num_threads", "set_num_threads"),

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import itertools
-import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -35,7 +33,7 @@ def prepare(module: nn.Module, trial: TorchTrial, *, has_fixed_sizes: bool) -> N
 
     cuDNN looks for the fastest kernels as `cudnn_benchmark` says; the segment's end puts that back.
     It is the same object with the same names in `state_dict`. Compiled kernels are kept in torch's own folder of the
-    machine (TORCHINDUCTOR_CACHE_DIR), for the next trials of the same model. Raises TrialFailure without a compiler.
+    machine (TORCHINDUCTOR_CACHE_DIR), for the next trials of the same model.
     """
     if trial.channels_last:
         for parameter in module.parameters():
@@ -52,7 +50,6 @@ def prepare(module: nn.Module, trial: TorchTrial, *, has_fixed_sizes: bool) -> N
     if searches is not None:
         cudnn.benchmark = searches
     if trial.compile:
-        _check_compiler()
         # What earlier trials of this process compiled counts towards a limit, beyond which nothing is compiled.
         torch.compiler.reset()
         _compile(module)
@@ -65,25 +62,6 @@ def _compile(module: nn.Module) -> None:
         return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     module._compiled_call_impl = torch.compile(call)
-
-
-def _check_compiler() -> None:
-    from torch._dynamo import config
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    if config.disable:  # TORCHDYNAMO_DISABLE=1: nothing is compiled
-        return
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler:
-        raise refused(
-            "compile = True needs a C++ compiler and there is none; install g++, or use compile = False"
-        ) from None
-    if not Path(sysconfig.get_path("include"), "Python.h").exists():
-        raise refused(
-            "compile = True needs Python's headers and there are none; install python3-dev, or use compile = False",
-        )
 
 
 class _Pass(nn.Module):

@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch._inductor.exc import InvalidCxxCompiler
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 from rubberband.executor import (
@@ -22,6 +21,7 @@ from rubberband.executor import (
     SegmentReport,
     SegmentStarted,
     TorchRunner,
+    describe,
     run_segment,
 )
 from rubberband.executor import WorkerGang as Gang
@@ -269,14 +269,10 @@ def test_the_step_that_compiles_belongs_to_the_start(store, traced, trial, steps
     assert [item.iterations for item in walk if isinstance(item, SegmentReport)] == [1, 2, 3, 4]
 
 
-def test_without_a_compiler_the_trial_names_it(store, monkeypatch):
-    def none_found() -> str:
-        raise InvalidCxxCompiler
-
-    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", none_found)
-    assert failure(train(Compiled, store)).message == (
-        "compile = True needs a C++ compiler and there is none; install g++, or use compile = False"
-    )
+def test_without_a_compiler_the_failure_says_what_to_install():
+    error = RuntimeError("backend='inductor' raised:\nInvalidCxxCompiler: No working C++ compiler found")
+    remedy = "; torch.compile needs them: install g++ and python3-dev, or set compile = False"
+    assert describe(error, in_gang=False).message.endswith(remedy)
 
 
 class OneCycle(Exact):

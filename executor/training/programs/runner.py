@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-import selectors
+import select
 import shutil
 import socket
 import sys
@@ -183,11 +183,10 @@ class CommandRunner(Runner):
             self._see_change()
             if self._reports.has_begun or not self.announces:
                 yield
-        self.ended = found.ended
-        folder = self._checkpoint if found.checkpoint is None else Path(self._folder, found.checkpoint)
-        if found.checkpoint is not None or (self._has_new_files() and not self._saved_late(began)):
-            self._take(self._iteration, found.metrics, folder)
-        return found.metrics
+        self.ended, metrics, given = found["ended"], found["metrics"], found["checkpoint"]
+        if given is not None or (self._has_new_files() and not self._saved_late(began)):
+            self._take(self._iteration, metrics, self._checkpoint if given is None else Path(self._folder, given))
+        return metrics  # type: ignore[no-any-return]
 
     def shard(self) -> str | None:
         """Return what is wrong with a checkpoint whose parts are on several workers; None if nothing is."""
@@ -469,25 +468,17 @@ def error_in(lines: Sequence[str]) -> str:
     return error
 
 
-class _Report:
-    def __init__(self, content: Mapping[str, Any], connection: socket.socket) -> None:
-        self.metrics: Mapping[str, Any] = content["metrics"]
-        self.checkpoint: str | None = content["checkpoint"]
-        self.ended: bool = content.get("ended", False)
-        self.connection = connection
-
-
 class _Reports:
     """The socket at which a program reports."""
 
     def __init__(self, path: Path) -> None:
-        self._found = deque[_Report]()
-        self._selector = selectors.DefaultSelector()
+        self._found = deque[tuple[Mapping[str, Any], socket.socket]]()
         self._listener = socket.socket(socket.AF_UNIX)
         with short(str(path)) as name:
             self._listener.bind(name)
         self._listener.listen()
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._received: dict[socket.socket, bytes] = {}
+        """By connection: the beginning of a line."""
         self.has_begun = False
         """Whether the process has said that its start is over."""
         self._waiting: socket.socket | None = None
@@ -500,14 +491,13 @@ class _Reports:
                 self._waiting.sendall(GO_ON)
             self._waiting = None
 
-    def wait(self) -> _Report | None:
+    def wait(self) -> Mapping[str, Any] | None:
         """Return the next report; None if none comes for a moment."""
         if not self._found:
             self._look(_LOOK_S)
         if not self._found:
             return None
-        found = self._found.popleft()
-        self._waiting = found.connection
+        found, self._waiting = self._found.popleft()
         return found
 
     def has_more(self) -> bool:
@@ -516,36 +506,28 @@ class _Reports:
         return bool(self._found)
 
     def close(self) -> None:
-        for key in list(self._selector.get_map().values()):
-            key.fileobj.close()  # type: ignore[union-attr]
-        self._selector.close()
+        for each in (self._listener, *self._received):
+            each.close()
 
     def _look(self, wait_s: float) -> None:
-        while ready := self._selector.select(wait_s):
-            for key, _ in ready:
-                key.data()
+        while ready := select.select([self._listener, *self._received], [], [], wait_s)[0]:
+            for each in ready:
+                if each is self._listener:
+                    self._received[each.accept()[0]] = b""
+                else:
+                    self._read(each)
             wait_s = 0
 
-    def _accept(self) -> None:
-        connection, _ = self._listener.accept()
-        received = bytearray()
-
-        def read() -> None:
-            try:
-                some = connection.recv(2**16)
-            except OSError:
-                some = b""
-            if not some:
-                self._selector.unregister(connection)
-                connection.close()
-                return
-            received.extend(some)
-            while (end := received.find(b"\n")) >= 0:
-                line = bytes(received[:end])
-                del received[: end + 1]
-                content = json.loads(line)
-                self.has_begun = True
-                if content != BEGUN:
-                    self._found.append(_Report(content, connection))
-
-        self._selector.register(connection, selectors.EVENT_READ, read)
+    def _read(self, connection: socket.socket) -> None:
+        some = b""
+        with contextlib.suppress(OSError):
+            some = connection.recv(2**16)
+        if not some:
+            del self._received[connection]
+            connection.close()
+            return
+        *lines, self._received[connection] = (self._received[connection] + some).split(b"\n")
+        for content in map(json.loads, lines):
+            self.has_begun = True
+            if content != BEGUN:
+                self._found.append((content, connection))

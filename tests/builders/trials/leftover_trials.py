@@ -38,16 +38,11 @@ def leave_everything() -> None:
     torch.set_grad_enabled(False)
     torch.nn.modules.module.register_module_forward_hook(lambda *_: torch.zeros(4, 1, requires_grad=True))
     sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(lambda *_: None)  # type: ignore[attr-defined]
-    torch.distributions.Distribution.set_default_validate_args(False)
-    torch.sparse.check_sparse_tensor_invariants.enable()
-    torch.set_warn_always(True)
-    torch.multiprocessing.set_sharing_strategy("file_system")
     multiprocessing.set_start_method("spawn")
     warnings.simplefilter("error", UserWarning)
     logging.disable(logging.CRITICAL)
     logging.root.addHandler(logging.NullHandler())
     socket.setdefaulttimeout(3.0)
-    sys.setrecursionlimit(5000)
     signal.setitimer(signal.ITIMER_REAL, 3600.0)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
