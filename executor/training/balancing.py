@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from rubberband.executor.training.loop import TorchRunner
 
 LOOKS_SHARE = 0.004
-"""Share of the time for looks."""
 QUIET_SHARE = 0.001
 """The same once the shares have not changed in `QUIET_LOOKS` looks."""
 SEEN_WITHIN_S, QUIET_WITHIN_S = 1.0, 2.5
@@ -115,7 +114,6 @@ class Balancing(Division):
         self._num_samples = num_samples
         self._size = min(batch_size, num_samples)
         self._now = even_shares(self._size, segment.num_workers)
-        """Shares of batches of that size."""
         self._interval, self._since = FIRST_INTERVAL, 0
         self._untimed = 1
         """Steps whose time says nothing: the first one, and those with other sizes than before, if these cost time."""

@@ -20,7 +20,6 @@ class CheckOrder:
     segment: Segment
     """Its first iteration, on one worker; a trial of no more than one is not continued."""
     max_gpus: int
-    """The most GPUs of a trial."""
     gangs: tuple[int, ...] = (1,)
     """The numbers of GPUs that a plan may give a trial."""
     extremes: tuple[Mapping[str, Any], ...] = ()
@@ -83,11 +82,9 @@ class TrialCheck:
     """Starts of a program with extreme values, or another true or false, `to_try` of which were due."""
     to_try: int = 0
     line: str = ""
-    """The first line in which a program's metric was found."""
     waits: str = ""
     """The event that the step waits for, with the last lines of the program's output; empty: it is not known."""
     step: str = "import"
-    """The step that was begun last."""
     is_finished: bool = False
     """Whether every step was reached in the time."""
 

@@ -93,7 +93,6 @@ class _Memory:
         self.is_for_cuda = is_for_cuda
         self._mapped = mmap.mmap(-1, max(1, size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._locked: int | None = None
-        """Its address, while it is page-locked."""
         if is_for_cuda:
             self._lock()
 
@@ -136,7 +135,6 @@ class _Take:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.size_bytes = 0
-        """Memory that the copies of all tensors need."""
         self._places: dict[int, tuple[int, torch.Tensor]] = {}
         """Places of storages: where the copy begins, and a tensor of it."""
         self._made: list[tuple[torch.Tensor, torch.Tensor]] = []

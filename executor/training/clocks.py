@@ -33,7 +33,6 @@ class StepTimes:
 
     steps: int = 0
     own_s: float = 0.0
-    """Sum of their own seconds."""
     step_s: float = 0.0
     """Sum of their seconds, from the beginning of each to its end."""
     changed_s: float = math.nan

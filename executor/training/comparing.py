@@ -37,9 +37,7 @@ from rubberband.executor.training.wrapping import STATISTICS
 from rubberband.values.environment import HASH_SEED
 
 STEPS = 2
-"""Steps of each iteration."""
 LIMIT_S = 20.0
-"""Most seconds of one worker."""
 _LEAST_BATCH = 4
 _REPEATED, _ON_TWO = 1e-6, 1e-5
 """Differences between runs on as many workers, which repeat themselves bit by bit on one machine, and between one and
@@ -52,7 +50,6 @@ _NOT_REPEATABLE = "not repeatable: two runs from one seed differ in "
 _DRAWS = "; draw from the global generators of torch, NumPy or Python, which follow from the seed, and use no clock"
 
 Findings = tuple[list[TrialFault], list[str]]
-"""Faults, and remarks."""
 
 
 class Comparison:

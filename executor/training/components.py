@@ -62,7 +62,6 @@ class Division(Component):
     """Divides each global batch among the workers: evenly, or as a policy says."""
 
     is_fixed = True
-    """Whether the shares of a batch size never change."""
 
     timer: ComputeTimer | None = None
     """Times the worker's own part of each step, if anything depends on that."""

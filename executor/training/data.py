@@ -45,9 +45,7 @@ class Mark:
     """The place of a reader that keeps its own state."""
 
     index: int
-    """Samples that it has read."""
     passes: int
-    """How often it has begun again."""
     state: Any
 
 

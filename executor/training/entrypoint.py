@@ -45,9 +45,7 @@ if TYPE_CHECKING:
     from rubberband.spec.experiment import Experiment
 
 Code = type[TorchTrial] | type[Trial] | TrainFunction
-"""A trial that is written in Python."""
 Target = Code | ProgramCommand
-"""Target of an entry point."""
 
 _MOST_PICKLED_BYTES = 50 * 10**6
 """The journal and every worker hold what is sent by value; as much as code may have."""

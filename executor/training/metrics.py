@@ -164,7 +164,6 @@ class Weighed:
     load: Callable[[int], Any]
     """Returns the samples on the device; called once for each, in order."""
     weights: Sequence[Weight]
-    """Weight of each, w_i."""
     factor: Callable[[int], Weight]
     """Returns n w_i / W: gradients are averaged over n workers, and W is the sum over the micro-batches of all of them,
     so that the gradient of the step is sum w_i g_i / W."""
@@ -293,7 +292,6 @@ class Evaluation(Component):
         self._gang = gang
         self._every = every
         self.on_all_ranks = type(trial).evaluate is TorchTrial.evaluate or trial.eval_on_all_ranks
-        """Whether each rank evaluates its part of the set."""
         self._loader: EvalLoader | None = None
         self._latest: dict[str, Any] | None = None
         """The metrics of the latest evaluation, on rank 0, with its iteration; None before the first one."""

@@ -34,13 +34,10 @@ class RunSpec:
     configurations: Sequence[Mapping[str, Any]] | Mapping[int, Mapping[str, Any]]
     """By trial; empty in the header where a sampler that learns draws them."""
     seeds: Sequence[int]
-    """By trial."""
     data_seed: int
-    """Seed of what makes data, for all trials."""
     entrypoint: Entrypoint | None
     """None for a virtual run."""
     checkpoints: str
-    """URL of the checkpoint store."""
     store_mark: str = ""
     """Mark of the checkpoint store; empty until it is made."""
     run: str

@@ -52,7 +52,6 @@ MAX_METRICS = 1000
 MAX_NAME_LENGTH = 200
 """Characters in the name of a metric."""
 MOST_NAMED = 20
-"""Metrics that an error names."""
 
 
 _OF_TRAINING = re.compile(r"loss|grad|gnorm", re.IGNORECASE)
@@ -187,7 +186,6 @@ class Runner(ABC):
     """Takes one trial through one segment."""
 
     checkpoint_every: int = 1
-    """Iterations from one checkpoint to the next."""
     pauses: ClassVar[bool] = True
     """Whether `steps` pauses while it trains, so that reports need not leave before the next iteration."""
     maps: ClassVar[bool] = False
@@ -521,7 +519,6 @@ class FunctionRunner(Runner):
         self._state: bytes | None = None
         """The function's last checkpoint, pickled when it was passed, so that later changes do not affect it."""
         self._folders: Sequence[FolderCheckpoint] = ()
-        """The folders in it."""
         self._state_iterations = 0
         self.iteration = 0
         """The function's present iteration; less than the segment's while it repeats some."""

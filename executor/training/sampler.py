@@ -68,7 +68,6 @@ class GlobalBatch:
     shares: tuple[int, ...]
     """Samples per worker, m_i; they sum to M, and any may be 0."""
     epoch: int = 0
-    """The epoch of its first sample."""
 
     @property
     def size(self) -> int:

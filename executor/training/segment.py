@@ -39,7 +39,6 @@ class Segment:
     until_iterations: int
     checkpoint: CheckpointRef | None
     num_instances: int = 1
-    """Instances of the gang."""
     slots_on_machine: int = 1
     """Slots of the worker's machine, which share its CPUs."""
     trials_per_gpu: int = 1
@@ -87,7 +86,6 @@ class BatchReport:
     batches: tuple[BatchUse, ...] = ()
     """Sizes that were used, in order."""
     limits: BatchLimits | None = None
-    """Limits of the sizes."""
     samples_per_iteration: int | None = None
     """Samples of an iteration at the initial batch size."""
     updates: AsyncUse | None = None

@@ -53,9 +53,7 @@ class Step(ABC):
         self._trial, self._segment, self._gang = trial, segment, gang
         self._module, self._feed, self._device = module, feed, feed.device
         self.begun = 0
-        """Steps that were begun."""
         self.has_stepped = True
-        """Whether the latest step was not skipped."""
         self._train_mode = override_of(trial, "train_mode")
         self._weighing = Weighing(trial, gang, feed)
         self._set_mode()

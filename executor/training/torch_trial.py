@@ -356,7 +356,6 @@ class TorchTrial(ABC):
         self.data_changes += 1
 
     data_changes = 0
-    """How often `reload_data` was called."""
 
     def global_batch_size(self, config: Mapping[str, Any]) -> int:
         """Return the samples per optimizer step; override it to take them from the configuration."""
@@ -383,7 +382,6 @@ FIXED = (
     "overrides step(), so its batches are fixed and batch.policy: goodput cannot change them; set batch.policy to "
     "fixed, or write loss() in place of step()"
 )
-"""Refusal of adaptive batches."""
 ASYNC_REFUSAL = (
     "does not go with training.mode: async; leave it out, or set training.mode to sync "
     "(docs/asynchronous.md#what-does-not-go-with-it)"

@@ -38,7 +38,6 @@ class Leftovers:
         self._folder = os.getcwd()
         self._environment = dict(os.environ)
         self.settings: Mapping[str, Any] = {name: get() for name, (get, _) in _SETTINGS.items()}
-        """Python's settings, by what they are."""
         self.switches: Mapping[str, Any] = _noted(_SWITCHES)
         """PyTorch's, by their dotted names or by what they are."""
 

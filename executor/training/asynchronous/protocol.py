@@ -40,15 +40,12 @@ class Pace:
     returned: deque[int] = field(default_factory=deque)
     """Tickets that were given out and not used, in order."""
     held: dict[str, list[int]] = field(default_factory=dict)
-    """Worker -> tickets that it has not used."""
     _clocks: dict[str, int] = field(default_factory=dict)
     """Worker -> its updates, counted from the slowest one's when it came."""
     _rounds: dict[str, int] = field(default_factory=dict)
     """Worker -> the update that it last took part in, if all share a batch."""
     _members: tuple[str, ...] = ()
-    """Workers that share the present batch."""
     _round: int = -1
-    """The update that `_members` share."""
 
     @property
     def shares(self) -> bool:
@@ -145,7 +142,6 @@ class Order:
     """Which updates a server has applied, by their numbers, and which iterations are complete."""
 
     first: int
-    """The iteration that the segment begins after."""
     boundaries: Sequence[int]
     """Updates of the trial at the end of that iteration, and of each that follows."""
 

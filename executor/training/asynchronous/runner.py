@@ -84,7 +84,6 @@ class AsyncRunner(TorchRunner):
         self._check()
         total, size = self.feed.num_samples, self.batch_size
         self._per_epoch = total // size if trial.drop_last else -(-total // size)
-        """Batches of an epoch."""
 
     def _check(self) -> None:
         trial, servers = self.trial, self._training.servers

@@ -51,9 +51,7 @@ class Cut:
     """The shard as it was at the end of an iteration."""
 
     parameters: Tensor
-    """The bytes of its buffer."""
     states: dict[str, Any]
-    """States of optimizer and LR schedule."""
     known: dict[str, Any]
     """From the first server: position of the data, sums of the losses, fields of an AsyncUse."""
 
@@ -452,7 +450,6 @@ class ParameterServer:
 
 
 _END_S = 5.0
-"""The longest time for a server to end."""
 
 
 class ServerThreads:
@@ -461,7 +458,6 @@ class ServerThreads:
     def __init__(self, servers: int) -> None:
         self._listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(servers)]
         self.addresses = tuple(f"127.0.0.1:{each.getsockname()[1]}" for each in self._listeners)
-        """`host:port` of each server."""
         self._error: BaseException | None = None
         self._running: list[tuple[ParameterServer, Thread]] = []
 

@@ -59,11 +59,9 @@ class Servers:
         self._ready_at = 0.0
         self._pool = ThreadPoolExecutor(len(addresses)) if len(addresses) > 1 else None
         self.tickets: list[int] = []
-        """Batches that this worker takes next."""
         self.members: list[str] = []
         """Workers that share the next batch, if they share them."""
         self.cut = 0
-        """Iterations that are complete."""
         self.is_over = False
         """Whether the segment needs no more gradients."""
         self._wires: list[Wire] = []

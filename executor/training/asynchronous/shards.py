@@ -86,14 +86,11 @@ class Buffer:
             offsets.append(end)
             end += -(-size_bytes(tensor) // _ALIGNMENT) * _ALIGNMENT
         self.whole = torch.zeros(end, dtype=torch.uint8, device="cpu", pin_memory=pinned)
-        """All bytes."""
         self.tensors = [
             self.whole[offset : offset + size_bytes(tensor)].view(tensor.dtype).view(tensor.shape)
             for offset, tensor in zip(offsets, like, strict=True)
         ]
-        """The tensors, as views; contiguous."""
         self.memory = memory_of(self.whole)
-        """All bytes, for a socket."""
 
     @property
     def size_bytes(self) -> int:
@@ -143,7 +140,6 @@ class ServedShard:
         self._parameters = [trained[name] for name in names]
         check_memory(sum(map(size_bytes, self._parameters)), segment.num_workers, psutil.virtual_memory().available)
         self.buffer = Buffer([each.detach() for each in self._parameters])
-        """The tensors of the shard."""
         for parameter, view in zip(self._parameters, self.buffer.tensors, strict=True):
             parameter.data = view.copy_(parameter.detach())
         self._drop_others()

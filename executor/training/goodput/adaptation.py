@@ -104,7 +104,6 @@ LEAST_STEPS_BETWEEN, MOST_STEPS_BETWEEN = 4, 32
 HALVES_COST = 1.5
 """Time of a step in halves beyond that of a whole one, by the part of a pass that does not depend on the samples."""
 FIRST_HALVES = 2
-"""Steps in halves before the first timing."""
 RAREST = 1000
 """The most steps between steps in halves, whatever they cost."""
 SWEEP_SIZES = 6

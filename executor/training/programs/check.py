@@ -38,7 +38,6 @@ _TIMES_AS_LONG = 2.0
 _SPARE_S = 2.0
 """Time of the check that is left for its answer."""
 _OF_PARSER = re.compile(r"^\S+: error: (argument|unrecognized|ambiguous|the following) ")
-"""Failures of argparse."""
 _LOOK_ON_S = 1.0
 """Least time for which later lines are looked at."""
 _UNTIL_SAVED = 4

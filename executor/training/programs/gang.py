@@ -23,7 +23,6 @@ from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.worker_process import release_port, take_port
 
 MEET_S = 60.0
-"""The longest wait of the workers for each other."""
 _RETRY_S = 0.05
 _MOST_BYTES = 2**20
 _LISTENS = "0A"

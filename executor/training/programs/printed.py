@@ -65,7 +65,6 @@ class MetricLine:
     at: float
     """Time at which it was read, in seconds since the epoch."""
     text: str = ""
-    """The line itself."""
 
 
 class Printed:
@@ -74,7 +73,6 @@ class Printed:
     def __init__(self, metrics: Metrics, metric: str, checkpoint: Path, *, saves: bool) -> None:
         """`saves`: whether the program's command names the folder `checkpoint`."""
         self.last = deque[str](maxlen=_LAST_LINES)
-        """Its last lines of output."""
         self.is_too_fast = False
         """Whether the latest iteration was too short to take files."""
         self._is_read = metrics.source == "stdout"
@@ -87,7 +85,6 @@ class Printed:
             self._file_inode, self._file_known = self._file.stat().st_ino, self._file.read_bytes()
         self._fault: Exception | None = None
         self._line_before = ""
-        """The latest line with the metric."""
         self.unread = ""
         """The latest line in which `null` and the like stand for the metric, until another has its number."""
         self._checkpoint = checkpoint

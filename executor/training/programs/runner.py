@@ -90,7 +90,6 @@ class CommandRunner(Runner):
         self._state_iterations = 0
         """Iterations that the files of the latest checkpoint hold."""
         self._packed = self._place / "packed"
-        """The archive of those files."""
         self._has_news = False
         """Whether they are newer than the checkpoint that was saved last."""
         self._signature: Signature = ()
@@ -101,7 +100,6 @@ class CommandRunner(Runner):
         self._waits_since = math.inf
         """Begin of the iteration that goes on."""
         self.line = ""
-        """The latest line with the metric."""
         self._line_at = 0.0
         """Time of the line with the metric before, in seconds since the epoch."""
         self._words: list[str] = []
@@ -478,7 +476,6 @@ class _Reports:
             self._listener.bind(name)
         self._listener.listen()
         self._received: dict[socket.socket, bytes] = {}
-        """By connection: the beginning of a line."""
         self.has_begun = False
         """Whether the process has said that its start is over."""
         self._waiting: socket.socket | None = None
