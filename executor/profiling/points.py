@@ -251,7 +251,8 @@ class BatchReports:
     def __init__(self) -> None:
         self._uses: list[BatchUse] = []
         self._overheads_s: list[float] = []
-        self._noise_scales: dict[int, float] = {}
+        self.noise_scales: dict[int, float] = {}
+        """Trial -> the latest that it has reported."""
         self._limits: dict[int, BatchLimits] = {}
         self._samples: dict[int, int] = {}
 
@@ -265,16 +266,12 @@ class BatchReports:
         self._limits[report.trial], self._samples[report.trial] = report.limits, report.samples_per_iteration
         for use in report.batches:
             if use.noise_scale is not None:
-                self._noise_scales[report.trial] = max(use.noise_scale, _LEAST_NOISE_SCALE)
+                self.noise_scales[report.trial] = max(use.noise_scale, _LEAST_NOISE_SCALE)
         if is_timed:
             self._uses += report.batches
         if iteration_s is not None and report.batches:
             steps_s = sum(use.steps * use.step_s for use in report.batches)
             self._overheads_s.append(max(0.0, iteration_s - steps_s))
-
-    @property
-    def knows_noise_scale(self) -> bool:
-        return bool(self._noise_scales)
 
     def times(self, gpus: int) -> tuple[BatchTime, ...]:
         """Return the times on this number of GPUs, smallest batch first."""
@@ -306,7 +303,7 @@ class BatchReports:
         limits, (throughput, error) = self._middle_limits(), part("fit")(points)
         return GoodputProfile(
             throughput=throughput,
-            noise_scale=median(self._noise_scales.values()) if self._noise_scales else float(limits.initial),
+            noise_scale=median(self.noise_scales.values()) if self.noise_scales else float(limits.initial),
             samples_per_iteration=float(median(self._samples.values())),
             limits=limits,
             overhead_s=fmean(self._overheads_s) if self._overheads_s else 0.0,

@@ -20,11 +20,6 @@ from rubberband.values.offer import slots
 from rubberband.values.plan import gang_sizes
 from rubberband.values.profile import Profile, wide_spread
 
-NO_NOISE_SCALE = (
-    "no trial measured its noise scale; the initial batch size is used instead (larger batches may be better than "
-    "they look); measure with more --iterations"
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilingResult:
@@ -184,8 +179,11 @@ def _remarks(session: ProfilingSession, points: Sequence[Point], *, sweep: bool)
     if session.left_out:
         gpus = ", ".join(map(str, sorted(session.left_out)))
         yield f"the job is short: speeds with {gpus} GPUs are interpolated; `rubberband profile` measures them"
-    if sweep and not session.batches.knows_noise_scale:
-        yield NO_NOISE_SCALE
+    if sweep and not session.batches.noise_scales:
+        yield (
+            "no trial measured its noise scale; the initial batch size is used instead (larger batches may be better "
+            "than they look); measure with more --iterations"
+        )
     if sweep and session.failed_sweeps:
         yield f"some batch sizes could not be tried on {session.failed_sweeps[-1]}"
 

@@ -163,10 +163,6 @@ def cut_leases(
             agent.hurry()
 
 
-WorkersMaker = Callable[[str, Callable[[str, str], None]], Workers]
-"""(instance, callback for when it is sick) -> its workers."""
-
-
 @dataclass(slots=True)
 class _Hold:
     """One instance, from the order to launch it to its end."""
@@ -200,7 +196,8 @@ class RayFleet:
     """Instances of one provider; their events go to the mailbox."""
 
     provider: ClusterProvider
-    make_workers: WorkersMaker
+    make_workers: Callable[[str, Callable[[str, str], None]], Workers]
+    """(instance, callback for when it is sick) -> its workers."""
     mailbox: Mailbox
     leases: Leases = field(kw_only=True)
     """Closed with the fleet."""

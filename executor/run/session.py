@@ -116,18 +116,15 @@ def _run(
         spec, draw = _drawing(RunSpec.from_json(header.setup), controller)
         spec, store = spec if address is None else spec.at(address), None
         if spec.entrypoint is not None:
-            environment = spec.experiment.environment(os.environ)
-            spec = replace(spec, entrypoint=replace(spec.entrypoint, environment=environment))
-            assert spec.entrypoint is not None
+            entrypoint = replace(spec.entrypoint, environment=spec.experiment.environment(os.environ))
+            spec = replace(spec, entrypoint=entrypoint)
             require_ray(f"provider: {spec.experiment.resources.provider}")
             known = [trial.checkpoint for trial in settled.trials if trial.checkpoint is not None]
             store = reopen_store(spec.checkpoints, spec.store_mark, known, spec.run)
-            widest = max(stage.gpus_per_trial for stage in header.job.plan.stages)
-            batch, training = spec.experiment.batch, spec.experiment.training
-            spec.entrypoint.check(
-                widest,
-                adaptive=batch.policy == "goodput",
-                asynchronous=training.mode == "async",
+            entrypoint.check(
+                max(stage.gpus_per_trial for stage in header.job.plan.stages),
+                adaptive=spec.experiment.batch.policy == "goodput",
+                asynchronous=spec.experiment.training.mode == "async",
                 elsewhere=header.kind.is_elsewhere,
             )
         if any(trial.iterations for trial in settled.trials):
@@ -143,7 +140,7 @@ def _run(
             views.callback(uninterrupted, backend.close)
             observers: list[Observer] = [_same_folder(folder), *view(header, backend.now, views), *trackers]
             if store is not None:
-                observers.append(partial(_tidy_at_resume, store))
+                observers.append(partial(_tidy, store))
             inbox = Inbox(folder.inbox)
             began_at = backend.now()
             if spec.kind.is_this_machine and spec.pool is None:  # warm instances start in no time
@@ -151,18 +148,16 @@ def _run(
             drive(controller, backend, journal, observers=observers, cancelled=cancelled, requests=inbox, draw=draw)
             now = backend.now()
         if store is not None:
-            _tidy(store, controller)
+            _tidy(store, None, controller)
         return summarise(controller.state, header.setup, now)
 
 
-def _tidy_at_resume(store: CheckpointStore, event: Event, controller: Controller) -> None:
-    """Delete what a killed driver left; an observer. This one holds the experiment's lock."""
-    if isinstance(event, DriverResumed):
-        _tidy(store, controller)
-
-
-def _tidy(store: CheckpointStore, controller: Controller) -> None:
-    """Delete the run's checkpoints that no trial would go on from, or back to."""
+def _tidy(store: CheckpointStore, event: Event | None, controller: Controller) -> None:
+    """Delete the run's checkpoints that no trial would go on from, or back to: at its end (None), and at a resume, as
+    an observer. The driver holds the experiment's lock.
+    """
+    if event is not None and not isinstance(event, DriverResumed):
+        return
     kept = [ref for trial in controller.state.trials for ref in (trial.checkpoint, trial.before) if ref is not None]
     with suppress(CheckpointError):  # it costs some disk space and nothing else
         store.tidy(kept)

@@ -111,7 +111,7 @@ class Csv(Tracker):
         self._columns, self._rows = columns, []
 
 
-class _OpenOnes:
+class _LastUsed:
     """The files or runs of trials that were used last; others are closed, and opened again when they are needed."""
 
     def __init__(self, make: Callable[[ReportInfo], Any], close: Callable[[Any], None]) -> None:
@@ -153,7 +153,7 @@ class Tensorboard(Tracker):
 
     def __init__(self, words: TensorboardTracker, folder: Path, _run: str) -> None:
         self._folder = _place(words.folder, folder, "tensorboard")
-        self._writers = _OpenOnes(self._writer, lambda writer: writer.close())
+        self._writers = _LastUsed(self._writer, lambda writer: writer.close())
         self._done: dict[int, int] = {}
 
     def open(self, state: dict[str, Any]) -> int:
@@ -311,7 +311,7 @@ class Wandb(Tracker):
     def __init__(self, words: WandbTracker, folder: Path, run: str) -> None:
         self._words, self._folder, self._id = words, folder, run
         self._run: RunInfo | None = None
-        self._runs = _OpenOnes(self._open_run, lambda run: run.finish())
+        self._runs = _LastUsed(self._open_run, lambda run: run.finish())
 
     def on_experiment_start(self, run: RunInfo) -> None:
         self._run = run

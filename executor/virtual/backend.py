@@ -33,13 +33,11 @@ from rubberband.executor.core.events import (
     TrialStarted,
 )
 from rubberband.executor.core.job import Job
-from rubberband.executor.virtual.fleet import Agenda, AttemptFaults, FaultModel, Faults, TrialEnd, VirtualFleet
+from rubberband.executor.virtual.fleet import Agenda, AttemptFaults, FaultModel, Faults, VirtualFleet
 from rubberband.values.adaptive import BatchUse
 from rubberband.values.balance import BalanceUse
 from rubberband.values.offer import Offer
 from rubberband.values.profile import Profile
-
-__all__ = ["BatchesOf", "Faults", "TrialEnd", "VirtualBackend", "by_trial", "curves", "fixed_batch", "shuffled"]
 
 
 def by_trial(trial: int, iterations: int) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 BalancePolicy = Literal["auto", "equal", "paper"]
 """How the samples of a batch are divided among the workers of a gang.
@@ -16,8 +16,6 @@ BalancePolicy = Literal["auto", "equal", "paper"]
 auto: in shares that let all workers end together, once the measured times say that it pays. equal: the same for all.
 paper: LB-BSP's Algorithm 2 on GPUs, as printed, and Algorithm 1 on CPUs, with one network for all workers (`Narx`).
 """
-
-BALANCE_POLICIES: tuple[BalancePolicy, ...] = get_args(BalancePolicy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

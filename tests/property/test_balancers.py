@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from typing import get_args
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rubberband.planner.balancing import Look, ShareLimits, make_balancer
-from rubberband.values.balance import BALANCE_POLICIES, Balance
+from rubberband.values.balance import Balance, BalancePolicy
 
 WORKERS = 3
 times_s = st.one_of(st.sampled_from([0.0, math.nan, math.inf, 1e-9, 1e9]), st.floats(1e-4, 10.0))
 resources = st.one_of(st.none(), st.tuples(*[st.floats(0.0, 64.0)] * WORKERS))
+policies = st.sampled_from(get_args(BalancePolicy))
 steps = st.tuples(
     st.integers(1, 300),
     st.tuples(*[times_s] * WORKERS),
@@ -25,7 +27,7 @@ steps = st.tuples(
 )
 
 
-@given(st.sampled_from(BALANCE_POLICIES), st.sampled_from(["cpu", "cuda"]), st.lists(steps, min_size=1, max_size=12))
+@given(policies, st.sampled_from(["cpu", "cuda"]), st.lists(steps, min_size=1, max_size=12))
 def test_shares_sum_to_the_batch_and_keep_limits_that_can_be_kept(policy, device, looks):
     balancer = make_balancer(Balance(policy=policy), device, WORKERS)
     for batch_size, seconds, cpu, memory, caps, least, free in looks:
@@ -46,7 +48,7 @@ def test_shares_sum_to_the_batch_and_keep_limits_that_can_be_kept(policy, device
     json.dumps(balancer.state(), allow_nan=True)
 
 
-@given(st.sampled_from(BALANCE_POLICIES), st.sampled_from(["cpu", "cuda"]))
+@given(policies, st.sampled_from(["cpu", "cuda"]))
 def test_memory_is_bounded(policy, device):
     balancer = make_balancer(Balance(policy=policy), device, 2)
     sizes = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from rubberband.planner.balancing.speed_balancer import (
     Memoryless,
     NormalisedEma,
 )
-from rubberband.values.balance import BALANCE_POLICIES, Balance, even_shares
+from rubberband.values.balance import Balance, BalancePolicy, even_shares
 from tests.builders.balancing import CLUSTER, K80, M60, V100, Curve, best_s, even_limits, train
 
 EQUAL = (Curve(base_s=0.05, per_sample_s=0.01),) * 4
@@ -81,7 +81,7 @@ def test_a_change_of_the_available_cpus_is_in_the_very_next_shares():
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("policy", BALANCE_POLICIES)
+@pytest.mark.parametrize("policy", get_args(BalancePolicy))
 def test_a_batch_of_another_size_keeps_the_proportion(device, policy):
     balancer = make_balancer(Balance(policy=policy), device, 4)
     train(balancer, CPUS, 256, 60)
@@ -98,7 +98,7 @@ def test_equal_policy_predicts_but_never_moves():
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("policy", BALANCE_POLICIES)
+@pytest.mark.parametrize("policy", get_args(BalancePolicy))
 def test_a_balancer_without_looks_divides_evenly_and_predicts_nothing(device, policy):
     balancer = make_balancer(Balance(policy=policy), device, 3)
     assert balancer.shares(10, even_limits(3, 10)) == even_shares(10, 3)
@@ -108,7 +108,7 @@ def test_a_balancer_without_looks_divides_evenly_and_predicts_nothing(device, po
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("policy", BALANCE_POLICIES)
+@pytest.mark.parametrize("policy", get_args(BalancePolicy))
 def test_a_restored_balancer_goes_on_as_if_nothing_had_happened(device, policy):
     first, second = (make_balancer(Balance(policy=policy), device, 4) for _ in range(2))
     train(first, CLUSTER, 128, 30, noise=0.03)
