@@ -261,11 +261,11 @@ class LocalCheckpointStore(CheckpointStore):
         return str(self.directory)
 
     def check(self) -> None:
-        probe = self.directory / f".probe-{uuid.uuid4().hex}"
+        draft = self.directory / f".probe-{uuid.uuid4().hex}"
         try:
             make_directories(self.directory, 0o777)
-            probe.write_bytes(bytes(_LEAST_PROBE_BYTES))
-            probe.unlink()
+            draft.write_bytes(bytes(_LEAST_PROBE_BYTES))
+            draft.unlink()
         except OSError as error:
             raise InputError(
                 f"checkpoints cannot be written to {self.directory}: {error.strerror or error}; name another directory"

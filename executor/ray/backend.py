@@ -142,11 +142,9 @@ class RayBackend:
         )
 
     def now(self) -> float:
-        """Unix time in seconds."""
         return self.clock()
 
     def execute(self, command: Command) -> None:
-        """Begin to carry out `command`; its results arrive as events."""
         match command:
             case LaunchInstance():
                 self._fleet.launch(command.instance, command.market, command.first_lease_s)
@@ -164,7 +162,6 @@ class RayBackend:
                 assert isinstance(command, Finish), f"no such command: {command!r}"
 
     def hold_until(self, instant: float) -> None:
-        """Let no lease reach beyond `instant`."""
         self._fleet.hold_until(instant)
 
     def _start(self, start: StartTrial) -> None:
@@ -250,7 +247,6 @@ class RayBackend:
         return self._fleet.reconcile(known)
 
     def close(self) -> None:
-        """Release everything that is still held, and leave no process behind. Idempotent."""
         if self._closed:
             return
         try:

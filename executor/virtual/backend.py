@@ -138,7 +138,6 @@ class VirtualBackend:
         self._runs: dict[int, _VirtualAttempt] = {}
 
     def now(self) -> float:
-        """Seconds on the virtual clock."""
         return self.clock.now()
 
     def execute(self, command: Command) -> None:
@@ -154,7 +153,6 @@ class VirtualBackend:
                 self.fleet.release(command.instance)
 
     def hold_until(self, instant: float) -> None:
-        """Leases never reach beyond `instant`."""
         if instant != self.fleet.hold_until:
             self.fleet.hold_until = instant
             self.fleet.renew(self.now())
@@ -218,7 +216,6 @@ class VirtualBackend:
         return self.fleet.reconcile(known)
 
     def close(self) -> None:
-        """Release everything."""
         self.agenda.clear()
         self.fleet.close()
 
