@@ -77,11 +77,9 @@ class Provider(Protocol):
         `renew_lease` was ahead of the launch, and at most `first_lease_s`; it begins when the instance runs.
         Raises ProviderError for a permanent refusal (no capacity, no quota, …): then nothing was rented, nor will be.
         """
-        ...
 
     def describe(self) -> Sequence[InstanceDescription]:
         """Return all instances of this experiment, living or ended, in the order of launch."""
-        ...
 
     def release(self, instance: str, *, fault: str = "") -> InstanceDescription:
         """End the instance and return its final status; idempotent. Billing has ended once this returns.
@@ -90,18 +88,15 @@ class Provider(Protocol):
 
         Raises ProviderError if the instance was never launched.
         """
-        ...
 
     def renew_lease(self, until: float) -> None:
         """Let instances end themselves at the time `until`, unless this is called again.
 
         `until` may be earlier than before, if the budget ends sooner.
         """
-        ...
 
     def close(self) -> None:
         """Release all that the provider holds for this experiment. Idempotent."""
-        ...
 
 
 INSTANCE_LABEL = "rubberband/instance"
@@ -182,14 +177,12 @@ class ClusterProvider(Provider, Protocol):
 
     def head(self) -> Head | None:
         """Return the living head, or None."""
-        ...
 
     def ensure_head(self) -> Head:
         """Return the living head once it answers; start one if there is none.
 
         Raises HeadError if it does not start.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,17 +242,14 @@ class BorrowedProvider(ClusterProvider, Protocol):
     @property
     def nodes(self) -> Sequence[ClusterNode]:
         """Nodes that were there when it was opened, and may be used."""
-        ...
 
     @property
     def joined(self) -> Collection[str]:
         """Ids of further nodes that instances ran on."""
-        ...
 
     @property
     def slots_on_machine(self) -> int:
         """Most slots that instances may have on one of its nodes, whose CPUs they share."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

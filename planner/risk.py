@@ -34,8 +34,8 @@ from rubberband.planner.problem import Infeasible, Problem, surely_unreachable
 from rubberband.values.offer import slots
 from rubberband.values.plan import Market, Plan, Planned, PlanningConstraints, Prediction, Stage, StagePlan
 
-_ROWS = 200
-_FEW_TRIALS = 64
+_ROWS = 200  # samples of the makespan for each number of slots
+_FEW_TRIALS = 64  # up to this number, every number of slots is sampled
 _WAVES = 8
 
 
@@ -140,8 +140,8 @@ _ROUNDS = 6
 _HALVINGS = 2
 _NEARLY_KEPT = 0.02
 """A candidate that misses the confidence by so much may have neighbours that keep it."""
-_FAMILIES = 4
-_NEARLY_AS_GOOD = 1.002
+_FAMILIES = 4  # those searched, of families of gang sizes with the best lower bounds
+_NEARLY_AS_GOOD = 1.002  # few samples, or a bound, may be off by this factor
 _MOST_STARTED = 256
 """The slowest of more instances is taken to be as slow."""
 

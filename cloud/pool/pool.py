@@ -103,8 +103,8 @@ class Pool:
             self._num_events += 1
             self._latest = max(self._latest, event.at)  # this machine's clock may have stepped back
         with self._mutex:
-            self._broker.take_over(journal.leases(), self._now())
-            self.take_in([Opened(at=self._now(), limits=limits)])
+            self._broker.take_over(journal.leases(), self.now())
+            self.take_in([Opened(at=self.now(), limits=limits)])
         self._repeat()
 
     @property
@@ -117,19 +117,11 @@ class Pool:
         """The lock of the state."""
         return self._mutex
 
-    def validate(self) -> None:
-        """Raise AssertionError if an invariant of the broker does not hold."""
-        with self._mutex:
-            self._broker.validate(self._now())
-
     def now(self) -> float:
         """Return the instant on the pool's clock, never before an earlier one."""
         with self._mutex:
-            return self._now()
-
-    def _now(self) -> float:
-        self._latest = max(self._latest, self._clock())
-        return self._latest
+            self._latest = max(self._latest, self._clock())
+            return self._latest
 
     # What tenants ask for.
 
@@ -147,7 +139,7 @@ class Pool:
                 raise ProviderError(f"instance {instance} refused: {why}")
             if (tenant, instance) not in self._broker.state.slices:
                 asked = SliceRequested(
-                    at=self._now(),
+                    at=self.now(),
                     tenant=tenant,
                     experiment=experiment,
                     instance=instance,
@@ -160,7 +152,7 @@ class Pool:
     def describe(self, tenant: str) -> list[LentInstance]:
         """Return all that a tenant has ever asked for, in order."""
         with self._mutex:
-            self._expire(expiry for expiry in self._broker.expiries(self._now()) if expiry.tenant == tenant)
+            self._expire(expiry for expiry in self._broker.expiries(self.now()) if expiry.tenant == tenant)
             return [lent(loan) for loan in self._broker.state.tenants.get(tenant, ())]
 
     def waiting(self) -> list[tuple[str, str]]:
@@ -171,20 +163,20 @@ class Pool:
     def month_usd(self) -> float:
         """Return the bill of the calendar month (UTC) so far."""
         with self._mutex:
-            return self._broker.state.month_usd(self._now())
+            return self._broker.state.month_usd(self.now())
 
     def scale(self, machines: int, efficiency: float) -> None:
         """Take note that a service uses this many machines: idle ones beyond them do not wait for another request."""
         with self._mutex:
-            self._scaled = (self._now(), efficiency)
+            self._scaled = (self.now(), efficiency)
             if self._broker.state.limits.autoscales and self._broker.state.in_use() != machines:
-                self.take_in([Scaled(at=self._now(), machines=machines, efficiency=efficiency)])
+                self.take_in([Scaled(at=self.now(), machines=machines, efficiency=efficiency)])
 
     def efficiency(self) -> float | None:
         """Return the latest efficiency of a pool that scales; None if no service has said any for a while."""
         with self._mutex:
             scaled_at, latest = self._scaled
-            return latest if self._now() <= scaled_at + EFFICIENCY_S else None
+            return latest if self.now() <= scaled_at + EFFICIENCY_S else None
 
     def release(self, tenant: str, instance: str, fault: str = "") -> LentInstance:
         """Take a slice back, and return how it ended; idempotent. Raises ProviderError if it was never asked for.
@@ -195,24 +187,24 @@ class Pool:
             asked = self._broker.state.slices.get((tenant, instance))
             if asked is None:
                 raise ProviderError(f"instance {instance} was never launched in this pool; nothing to release")
-            key, lapsed = (tenant, instance), self._broker.lapsed(self._now())
+            key, lapsed = (tenant, instance), self._broker.lapsed(self.now())
             self._expire(expiry for expiry in lapsed if (expiry.tenant, expiry.instance) == key)
             if asked.ended_at is None:
-                self.take_in([SliceReturned(at=self._now(), tenant=tenant, instance=instance, fault=fault)])
+                self.take_in([SliceReturned(at=self.now(), tenant=tenant, instance=instance, fault=fault)])
             return lent(asked)
 
     def renew(self, tenant: str, until: float) -> None:
         """Let what a tenant holds stay until `until`."""
         with self._mutex:
-            lease = self._broker.renew(tenant, until, self._now())
+            lease = self._broker.renew(tenant, until, self.now())
         self._journal.renew(tenant, lease)
 
     def leave(self, tenant: str) -> None:
         """Take back all that a tenant holds or waits for. Idempotent."""
         with self._mutex:
-            self._expire(expiry for expiry in self._broker.lapsed(self._now()) if expiry.tenant == tenant)
+            self._expire(expiry for expiry in self._broker.lapsed(self.now()) if expiry.tenant == tenant)
             slices = [loan for loan in self._broker.state.held.values() if loan.tenant == tenant]
-            now = self._now()
+            now = self.now()
             self.take_in([SliceReturned(at=now, tenant=tenant, instance=loan.instance) for loan in slices])
 
     def _expire(self, expired: Iterable[LeaseExpired]) -> None:
@@ -248,7 +240,8 @@ class Pool:
     def look(self) -> None:
         """Compare with the provider's list, take in what the time brings, and renew the provider's lease."""
         with self._mutex:
-            ordered = {m.name for m in self._broker.state.live.values() if m.status == "ordered"} - self._busy
+            live = self._broker.state.live
+            ordered = {name for name, machine in live.items() if machine.status == "ordered"} - self._busy
         try:
             statuses = self._provider.describe()
             unheard = ordered - {status.instance for status in statuses}
@@ -258,19 +251,19 @@ class Pool:
         with self._mutex:
             for status in statuses:
                 self._compare(status)
-            silent_since = {s.instance: s.silent_since for s in statuses if s.silent_since is not None}
-            if silent_since and (unreachable := list(self._broker.unreachable(silent_since, self._now()))):
+            silent_since = {seen.instance: seen.silent_since for seen in statuses if seen.silent_since is not None}
+            if silent_since and (unreachable := list(self._broker.unreachable(silent_since, self.now()))):
                 self.take_in(unreachable)
             for _ in range(_MOST_ROUNDS):
-                due = self._broker.due(self._now())
+                due = self._broker.due(self.now())
                 if not due:
                     break
                 self.take_in(due)
             for name in unheard:
                 if (machine := self._broker.state.live.get(name)) is not None and machine.status == "ordered":
                     self._execute(Rent(machine=name, market=machine.market))
-            releasing = [m.name for m in self._broker.state.live.values() if m.status == "releasing"]
-            for name in releasing:
+            live = self._broker.state.live
+            for name in [name for name, machine in live.items() if machine.status == "releasing"]:
                 self._execute(Release(machine=name))
             self._compact()
             is_held = bool(self._broker.state.live)
@@ -282,12 +275,12 @@ class Pool:
         machine = self._broker.state.machines.get(name)
         if prices is not None and machine is not None and self._broker.hour_prices(prices) != machine.hour_prices_usd:
             # An ended machine may get its last prices late.
-            self.take_in([MachinePriced(at=self._now(), machine=name, hour_prices_usd=prices)])
+            self.take_in([MachinePriced(at=self.now(), machine=name, hour_prices_usd=prices)])
         if machine is None or not machine.is_live:
             if status.ended_at is None:
                 self._execute(Release(machine=name))
             return
-        now = self._now()
+        now = self.now()
         if status.running_at is not None and machine.running_at is None and status.ended_at is None:
             self.take_in([_runs(status, status.running_at, now)])
         if status.interrupted_at is not None and machine.warned_at is None and status.ended_at is None:
@@ -306,7 +299,7 @@ class Pool:
 
     def _renew_lease(self) -> None:
         with self._mutex:
-            now, limits = self._now(), self._broker.state.limits
+            now, limits = self.now(), self._broker.state.limits
             ends_at = self._broker.hold_until(now) - limits.release_margin_s / 2.0
         try:
             self._provider.renew_lease(min(now + limits.lease_s, ends_at))
@@ -325,7 +318,7 @@ class Pool:
     def _compact(self) -> None:
         """Replace a long journal by the state that it led to, with the history of a month."""
         if self._num_events >= self._compact_events:
-            now = self._now()
+            now = self.now()
             self._journal.replace(Compacted(at=now, state=self._broker.state.to_json(now - HISTORY_S)))
             self._num_events = 1
 
@@ -359,7 +352,7 @@ class Pool:
             sold_out = isinstance(error, NoCapacityError)
             is_there = self._may_exist(command.machine)
             with self._mutex:
-                now, name = self._now(), command.machine
+                now, name = self.now(), command.machine
                 if is_there:  # a lost answer is no refusal: it is released, and billed until then
                     self.take_in([MachineRetired(at=now, machine=name, reason=reason, at_once=True)])
                 else:
@@ -379,7 +372,7 @@ class Pool:
             with self._mutex:
                 machine = self._broker.state.live.get(name)
                 if machine is not None:
-                    now = self._now()
+                    now = self.now()
                     ended_at = now if status.ended_at is None else status.ended_at
                     self.take_in([*self._seen_running(machine, status, now), _ended(status, ended_at, now)])
         finally:
@@ -391,7 +384,7 @@ class Pool:
         with contextlib.suppress(Exception):
             if self._listed(name) is None:
                 with self._mutex:
-                    now = self._now()
+                    now = self.now()
                     self.take_in([MachineEnded(at=now, machine=name, ended_at=now, reason="it was never launched")])
 
     def _listed(self, name: str) -> InstanceDescription | None:
@@ -409,7 +402,7 @@ class Pool:
         """End every machine, and what tenants hold with them. Idempotent."""
         with self._mutex:
             self._closed = True
-            now = self._now()
+            now = self.now()
             names = list(self._broker.state.live)
             reason = "the pool was closed"
             self.take_in([MachineRetired(at=now, machine=name, reason=reason, at_once=True) for name in names])
@@ -421,7 +414,7 @@ class Pool:
                 self._compare(status)
         with self._mutex:
             for name in list(self._broker.state.live):  # those that the provider never saw
-                now = self._now()
+                now = self.now()
                 self.take_in([MachineEnded(at=now, machine=name, ended_at=now, reason="it was never launched")])
 
 

@@ -12,6 +12,7 @@ import shutil
 import socketserver
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -66,12 +67,12 @@ def snapshot(pool: Pool, name: str) -> dict[str, Any]:
 
 def _sizes(state: PoolState) -> list[tuple[float, int]]:
     """Return the instants at which the number of running machines changed, and that number from then on."""
-    ran = [machine for machine in state.machines.values() if machine.running_at is not None]
-    changes: dict[float, int] = {}
-    for machine in ran:
-        for instant, more in ((machine.running_at, 1), (machine.ended_at, -1)):
-            if instant is not None:
-                changes[instant] = changes.get(instant, 0) + more
+    changes: Counter[float] = Counter()
+    for machine in state.machines.values():
+        if machine.running_at is not None:
+            changes[machine.running_at] += 1
+            if machine.ended_at is not None:
+                changes[machine.ended_at] -= 1
     instants = sorted(changes)
     return list(zip(instants, accumulate(changes[instant] for instant in instants), strict=True))
 
@@ -91,20 +92,17 @@ def _machine(machine: Machine, now: float) -> dict[str, Any]:
 
 def _tenants(state: PoolState, now: float) -> list[dict[str, Any]]:
     """Return each run that has ever held or asked for anything, the latest last."""
-    rows = []
-    for tenant, slices in state.tenants.items():
-        held = [loan for loan in slices if loan.ended_at is None]
-        rows.append(
-            {
-                "tenant": tenant,
-                "experiment": slices[0].experiment,
-                "gpus": sum(loan.gpus for loan in held if loan.machine is not None),
-                "waiting_gpus": sum(loan.gpus for loan in held if loan.machine is None),
-                "since": slices[0].requested_at,
-                "usd": sum(loan.bill_usd(now) for loan in slices),
-            }
-        )
-    return rows
+    return [
+        {
+            "tenant": tenant,
+            "experiment": slices[0].experiment,
+            "gpus": sum(loan.gpus for loan in slices if loan.ended_at is None and loan.machine is not None),
+            "waiting_gpus": sum(loan.gpus for loan in slices if loan.ended_at is None and loan.machine is None),
+            "since": slices[0].requested_at,
+            "usd": sum(loan.bill_usd(now) for loan in slices),
+        }
+        for tenant, slices in state.tenants.items()
+    ]
 
 
 def _slice(loan: Slice, now: float) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from typing import Any, cast
 
 from rubberband.cloud.provider import NODE_LABEL, Bundle, ClusterNode, Share, fitting
-from rubberband.cloud.ray_head.ray_node import LOOPBACK, answers
+from rubberband.cloud.ray_head.ray_node import answers
 from rubberband.errors import InputError
 from rubberband.spec.resources import Resources, cluster_address
 from rubberband.units import counted
@@ -59,18 +59,9 @@ def resolve(address: str) -> str:
     if not joined:
         raise InputError(
             "resources.address: this machine is a node of no Ray cluster; run `ray start --head` or `ray start "
-            f"--address=HOST:6379` first, or give address: HOST:PORT (or {ADDRESS_VARIABLE}){_elsewhere()}"
+            f"--address=HOST:6379` first, or give address: HOST:PORT (or {ADDRESS_VARIABLE})"
         )
     return _reachable(str(joined))
-
-
-def _elsewhere() -> str:
-    """Return the addresses of clusters whose nodes on this machine have a folder of their own (`--temp-dir`)."""
-    from ray._private.services import find_gcs_addresses
-
-    addresses: frozenset[str] = find_gcs_addresses()  # type: ignore[no-untyped-call]
-    others = sorted(address for address in addresses if not address.startswith(LOOPBACK))
-    return f"; Ray runs here with a --temp-dir of its own, of the cluster at {' or '.join(others)}" if others else ""
 
 
 def _reachable(address: str) -> str:

@@ -45,12 +45,12 @@ _FAR = np.geomspace(1 / 64, 4096, 19)
 _NEAR = np.geomspace(1 / 64, 64, 12)
 """Weights of time, as shares of cost per second."""
 _SLOPES = np.geomspace(1 / 256, 256, 40)
-_PARTS = 2
+_PARTS = 2  # most labels fall out of a room by the first part of its rows
 _NEAR_ROWS = 24
 """Relaxations that bound one part of the frontier."""
-_PAIRS_AT_ONCE = 1_000_000
-_BOUNDS_AT_ONCE = 50_000
-_FEW_STATES = 500
+_PAIRS_AT_ONCE = 1_000_000  # bounds the memory of a stage
+_BOUNDS_AT_ONCE = 50_000  # labels times rows; those that fall out are not compared with the rows after
+_FEW_STATES = 500  # with so few, one search is as fast as a narrow one before it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,10 @@
-"""Invariants of the controller after every event."""
+"""Invariants of the controller, and of a pool, after every event."""
 
 from __future__ import annotations
 
 import math
 
+from rubberband.cloud.pool.state import PoolState
 from rubberband.executor import (
     Controller,
     InstanceCapChanged,
@@ -18,6 +19,7 @@ from rubberband.executor import (
 )
 from rubberband.executor.core.fleet import GONE
 from rubberband.executor.core.state import LaneState
+from rubberband.spec.pool import CAP_SLACK_USD
 
 
 def validate(controller: Controller, *, is_informed: bool = True) -> None:
@@ -144,3 +146,29 @@ def _validate_lane(job: Job, state: State, lane: LaneState) -> None:
 
 
 _USABLE = (InstanceStatus.READY, InstanceStatus.LEAVING)
+
+
+def validate_pool(state: PoolState, at: float) -> None:
+    """Raise AssertionError if the state of a pool is impossible, or beyond its limits."""
+    limits = state.limits
+    assert len(state.live) <= limits.instances, "more machines than the pool may have"
+    placed: dict[str, int] = {}
+    for held in state.held.values():
+        assert held.ended_at is None, f"{held.instance} is held and has ended"
+        assert held.running_at is None or held.running_at >= held.requested_at, f"{held.instance} ran too early"
+        if held.machine is not None:
+            assert held.machine.name in state.live, f"{held.instance} is on a machine that is gone"
+            assert held.machine.status != "releasing", f"{held.instance} is on a machine that is being released"
+            placed[held.machine.name] = placed.get(held.machine.name, 0) + held.gpus
+    for machine in state.live.values():
+        assert placed.get(machine.name, 0) == machine.gpus - machine.free_gpus, f"{machine.name}: lost a slice"
+        assert machine.free_gpus >= 0, f"{machine.name}: a GPU is lent twice"
+    if limits.max_usd_per_hour is not None:
+        assert state.usd_per_hour() <= limits.max_usd_per_hour + CAP_SLACK_USD, "the cap per hour is passed"
+    if limits.max_usd_per_month is not None:
+        assert state.month_usd(at) <= limits.max_usd_per_month + CAP_SLACK_USD, "the cap per month is passed"
+    for name, lent_s in state.lent_gpu_s(at).items():
+        ran = state.machines[name]
+        assert ran.running_at is not None, f"{name}: lent before it ran"
+        ran_s = (at if ran.ended_at is None else min(at, ran.ended_at)) - ran.running_at
+        assert lent_s <= ran.gpus * ran_s + 1e-3, f"{name}: more GPU time is billed than it had"

@@ -25,6 +25,7 @@ from rubberband.executor import read_journal as read
 from rubberband.spec.pool import PoolFolder
 from rubberband.units import parse_deadline
 from tests.builders.command_line import TRIALS
+from tests.builders.invariants import validate_pool
 from tests.builders.server_process import ServerProcess, serving
 from tests.builders.waiting import eventually
 
@@ -112,7 +113,7 @@ class Team:
         broker = Broker()
         for event in FileJournal(self.pool.path).events():
             broker.handle(event)
-            broker.validate(event.at)
+            validate_pool(broker.state, event.at)
         state, now = broker.state, time.time() + 1e6
         assert not state.live
         ran_s = [one["ended_at"] - one["running_at"] for one in self.instance_records if one["running_at"] is not None]

@@ -15,6 +15,7 @@ from rubberband.errors import ProviderError
 from rubberband.units import month_begin
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, Spot
 from rubberband.values.plan import Market
+from tests.builders.invariants import validate_pool
 from tests.builders.memory import MemoryPoolJournal
 
 _T = TypeVar("_T")
@@ -211,7 +212,7 @@ class PoolRun:
         return {status.instance: status for status in self.below.describe() if status.ended_at is None}
 
     def _check(self) -> None:
-        self.pool.validate()
+        validate_pool(self.pool.state, self.pool.now())
         self._check_truth()
 
     def _check_truth(self) -> None:
@@ -238,7 +239,7 @@ class PoolRun:
         while self.clock.now() < until:
             self.clock.advance_to(self.clock.now() + STEP_S)
             self.pool.look()
-            self.pool.validate()
+            validate_pool(self.pool.state, self.pool.now())
         assert not self._living(), "a machine is left"
         now, state = self.clock.now(), self.pool.state
         provider_usd = self.below.bill_usd(now)

@@ -58,7 +58,7 @@ from rubberband.values.offer import Offer, slots
 from rubberband.values.plan import Market, Plan, Stage, StagePlan, gang_sizes
 from rubberband.values.profile import Profile
 from tests.builders import memory
-from tests.builders.invariants import validate
+from tests.builders.invariants import validate, validate_pool
 from tests.builders.jobs import JOB
 from tests.builders.lost_answers import LOST
 from tests.builders.memory import MemoryPoolJournal
@@ -805,7 +805,7 @@ class SharedRun:
         assert cap is None or billed_usd <= cap + 1e-9, f"{billed_usd} USD billed of {cap} this month"
         if self.pool is None:
             return
-        self.pool.validate()
+        validate_pool(self.pool.state, self.pool.now())
         if not self.seen["broker dies"]:  # until a new broker knows which leases have ended, their bills go on
             self._check_bills(now)
 

@@ -24,6 +24,7 @@ from rubberband.errors import JournalError, ProviderError
 from rubberband.spec.pool import PoolFolder
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Market
+from tests.builders.invariants import validate_pool
 from tests.builders.memory import MemoryPoolJournal
 
 PRICE = 3.6
@@ -68,7 +69,7 @@ class World:
         for _ in range(math.ceil(seconds)):
             self.clock.advance_to(self.clock.now() + 1.0)
             self.pool.look()
-            self.pool.validate()
+            validate_pool(self.pool.state, self.pool.now())
 
     def ask(self, tenant: str, instance: str = "i", gpus: int = 4, market: Market = "on_demand") -> None:
         """Ask for a slice, with a lease of an hour."""
@@ -543,7 +544,7 @@ def test_a_long_journal_is_replaced_by_the_state_that_it_led_to(
     assert {name: after["usd"][name] for name in usd} == pytest.approx({name: before["usd"][name] for name in usd})
     names = ("started", "instances", "free_gpus", "machines", "waiting")
     assert {name: after[name] for name in names} == {name: before[name] for name in names}
-    world.pool.validate()
+    validate_pool(world.pool.state, world.pool.now())
     world.pool.release("a", "i")
     world.ask("d")
     world.wait(30)

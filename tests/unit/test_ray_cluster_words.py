@@ -355,18 +355,6 @@ def test_a_dashboard_s_address_is_no_head(monkeypatch: pytest.MonkeyPatch) -> No
         view.resolve("auto")
 
 
-def test_a_cluster_that_auto_does_not_find_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("ray._private.utils.read_ray_address", lambda: None)
-    addresses = {"10.0.0.5:6379", "127.0.0.1:20000"}  # the second is that of a run of our own
-    monkeypatch.setattr("ray._private.services.find_gcs_addresses", lambda: addresses)
-    with pytest.raises(InputError, match=r"--temp-dir of its own, of the cluster at 10.0.0.5:6379$"):
-        view.resolve("auto")
-    addresses.remove("10.0.0.5:6379")
-    with pytest.raises(InputError, match=r"\(or RAY_ADDRESS\)$"):
-        view.resolve("auto")
-
-
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_this_machine_has_the_address_that_a_connected_process_reports(
     monkeypatch: pytest.MonkeyPatch, host: str
