@@ -32,18 +32,18 @@ def build_wheel(root: Path | None = None) -> tuple[str, bytes]:
     root = root or Path(rubberband.__file__).parent
     try:
         content = dict(sorted(_files(root).items()))
-        needs = _needs(root)
+        lines = _needs(root)
     except OSError as error:
         raise InputError(
             f"resources.aws.install: {error.filename} of this rubberband cannot be packed for instances "
             f"({error.strerror}); make it readable, {OTHER_WAYS}"
         ) from None
-    digest = hashlib.sha256(_metadata(needs, ""))
+    digest = hashlib.sha256(_metadata(lines, ""))
     for path, data in content.items():
         digest.update(f"{path}\0{len(data)}\0".encode() + data)
     version = f"{public_version()}+{digest.hexdigest()[:12]}"
     info = f"{_FILE_NAME}-{version}.dist-info"
-    content[f"{info}/METADATA"] = _metadata(needs, version)
+    content[f"{info}/METADATA"] = _metadata(lines, version)
     content[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: rubberband\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     content[f"{info}/entry_points.txt"] = b"[console_scripts]\nrubberband = rubberband.cli:main\n"
     content[f"{info}/RECORD"] = _record(content, f"{info}/RECORD")
@@ -84,8 +84,8 @@ def _files(root: Path) -> dict[str, bytes]:
     return content
 
 
-def _metadata(needs: list[str], version: str) -> bytes:
-    return "\n".join(("Metadata-Version: 2.1", f"Name: {DISTRIBUTION}", f"Version: {version}", *needs, "")).encode()
+def _metadata(lines: list[str], version: str) -> bytes:
+    return "\n".join(("Metadata-Version: 2.1", f"Name: {DISTRIBUTION}", f"Version: {version}", *lines, "")).encode()
 
 
 def _needs(root: Path) -> list[str]:
@@ -100,8 +100,8 @@ def _needs(root: Path) -> list[str]:
         return _needs_as_installed(root)
     lines = [f"Requires-Python: {project['requires-python']}"]  # the installed metadata may be older than a checkout
     lines += [f"Requires-Dist: {need}" for need in project["dependencies"]]
-    for extra, needs in project["optional-dependencies"].items():
-        lines += [f"Provides-Extra: {extra}", *(f'Requires-Dist: {need}; extra == "{extra}"' for need in needs)]
+    for extra, wanted in project["optional-dependencies"].items():
+        lines += [f"Provides-Extra: {extra}", *(f'Requires-Dist: {need}; extra == "{extra}"' for need in wanted)]
     return lines
 
 

@@ -213,11 +213,11 @@ class Sorted:
         ends_s, causes = [0.0] * len(self.nodes), [-1] * len(self.nodes)
         scaled_s: dict[int, float] = {}
         syncs_s, busy_s = [0.0] * self.num_stages, [0.0] * self.num_stages
-        slots: dict[int, list[tuple[float, int]]] = {stage: [] for stage in self.queues}
+        free_slots: dict[int, list[tuple[float, int]]] = {stage: [] for stage in self.queues}
         for node, task, predecessors in self.nodes:
             took_s = task.latency.sample_s(source)
             if task.queued:
-                begun_s, cause = heapq.heappop(slots[task.stage])
+                begun_s, cause = heapq.heappop(free_slots[task.stage])
             else:
                 begun_s, cause = max([(ends_s[before], before) for before in predecessors], default=(0.0, -1))
             end_s = ends_s[node] = begun_s + took_s
@@ -225,7 +225,7 @@ class Sorted:
             if task.kind == "TRAIN":
                 busy_s[task.stage] += took_s
                 if task.stage in self.queues:
-                    heapq.heappush(slots[task.stage], (end_s, node))
+                    heapq.heappush(free_slots[task.stage], (end_s, node))
             elif task.kind == "SCALE":
                 scaled_s[task.stage] = end_s
             elif task.kind == "SYNC":

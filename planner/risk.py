@@ -56,26 +56,26 @@ class NoisyMoments:
     _grids: dict[int, tuple[Floats, Floats, Floats]] = field(default_factory=dict)
     _known: dict[tuple[Market, tuple[int, ...], tuple[int, ...]], tuple[Floats, Floats]] = field(default_factory=dict)
 
-    def stages_s(self, market: Market, gangs: Ints, slots: Ints) -> tuple[Floats, Floats]:
+    def stages_s(self, market: Market, gangs: Ints, num_slots: Ints) -> tuple[Floats, Floats]:
         """Mean and late seconds, each (stages, counts, gangs)."""
-        key = (market, slots.shape, tuple(gangs.tolist()))
+        key = (market, num_slots.shape, tuple(gangs.tolist()))
         if key not in self._known:
-            self._known[key] = self._moments(market, gangs, slots)
+            self._known[key] = self._moments(market, gangs, num_slots)
         mean_s, variance = self._known[key]
         return mean_s, self.z / (2.0 * self.tau_s) * variance
 
-    def _moments(self, market: Market, gangs: Ints, slots: Ints) -> tuple[Floats, Floats]:
+    def _moments(self, market: Market, gangs: Ints, num_slots: Ints) -> tuple[Floats, Floats]:
         stages = self.draws.stages
-        mean_s, variance = np.empty((len(stages), *slots.shape)), np.empty((len(stages), *slots.shape))
+        mean_s, variance = np.empty((len(stages), *num_slots.shape)), np.empty((len(stages), *num_slots.shape))
         runs_s = mean_runs_s(stages, self.draws.profile, self.draws.offer, market, gangs)
         for index, stage in enumerate(stages):
-            mean_s[index], variance[index] = self._stage(index, stage, market, gangs, slots, runs_s[index])
+            mean_s[index], variance[index] = self._stage(index, stage, market, gangs, num_slots, runs_s[index])
         return mean_s, variance
 
     def _stage(
-        self, index: int, stage: Stage, market: Market, gangs: Ints, slots: Ints, runs_s: Floats
+        self, index: int, stage: Stage, market: Market, gangs: Ints, num_slots: Ints, runs_s: Floats
     ) -> tuple[Floats, Floats]:
-        used = np.minimum(slots, stage.trials)
+        used = np.minimum(num_slots, stage.trials)
         sampled, excess, spread = self._grid(index, stage)
         with np.errstate(divide="ignore", invalid="ignore"):
             waves = np.ceil(stage.trials / used)
@@ -86,7 +86,7 @@ class NoisyMoments:
             variance = variance + waves * (startup_s * self.draws.profile.startup_cv) ** 2
             if market == "spot":
                 variance = variance + load * self._spot_variance(stage, gangs)
-        never = slots == 0
+        never = num_slots == 0
         return np.where(never, np.inf, mean_s), np.where(never, 0.0, variance)
 
     def _grid(self, index: int, stage: Stage) -> tuple[Floats, Floats, Floats]:
@@ -95,7 +95,7 @@ class NoisyMoments:
             profile, trials = self.draws.profile, stage.trials
             factor = self.draws.chunk(0).factor(index)[:, :_ROWS]
             sampled = _slots_to_sample(trials)
-            spans = [makespan(factor, int(slots)) for slots in sampled]
+            spans = [makespan(factor, int(count)) for count in sampled]
             excess = np.array([span.mean() for span in spans]) - trials / sampled
             if profile.stage_cv(stage.iterations) == 0.0 and self.draws.speeds is None:
                 sampled = np.arange(1.0, trials + 1.0)

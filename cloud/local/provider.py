@@ -126,7 +126,7 @@ class LocalProvider(ClusterProvider):
                 temp_dir = ray_node.make_temp_dir()
                 command = ray_node.instance_command(instance, address, self._gpus, temp_dir)
                 self._guards.write(path, command, temp_dir, address, tuple(locks), first_lease_s=first_lease_s)
-            self._guards.spawn(path, [lock.fileno() for lock in locks.values()])
+            self._guards.spawn(path, [file.fileno() for file in locks.values()])
 
     def describe(self) -> Sequence[InstanceDescription]:
         """Return all instances, living or ended, in the order of launch."""
@@ -194,8 +194,8 @@ class LocalProvider(ClusterProvider):
             if len(locks) == most:
                 break
             wait_s = 0.0 if device in others else _ENDING_S
-            if (lock := gpus.take(device, self._experiment, self._directory, wait_s)) is not None:
-                locks[device] = held.enter_context(lock)
+            if (file := gpus.take(device, self._experiment, self._directory, wait_s)) is not None:
+                locks[device] = held.enter_context(file)
         return locks
 
     def _others(self) -> list[tuple[str, str]]:

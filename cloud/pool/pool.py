@@ -86,7 +86,7 @@ class Pool:
         `provider` is this pool's alone.
         """
         self._compact_events, self._num_events = compact_events, 0
-        self._provider = provider
+        self._provider, self._cluster = provider, cast(ClusterProvider, provider)
         self._journal = journal
         self._clock = clock
         self._start = start
@@ -216,24 +216,23 @@ class Pool:
 
     def head(self) -> Head | None:
         """Return the living head of the pool's Ray cluster, or None."""
-        return cast(ClusterProvider, self._provider).head()
+        return self._cluster.head()
 
     def ensure_head(self) -> Head:
         """Return the living head; start one if there is none. Raises HeadError."""
-        return cast(ClusterProvider, self._provider).ensure_head()
+        return self._cluster.ensure_head()
 
     def traits(self) -> dict[str, Any]:
         """Return the `device` of the trials, and whether machines are `remote`, as `ClusterProvider` has them."""
-        cluster = cast(ClusterProvider, self._provider)
-        return {"device": cluster.device, "remote": cluster.remote}
+        return {"device": self._cluster.device, "remote": self._cluster.remote}
 
     def slowness(self, machine: str) -> float:
         """Return how many times as long as usual workers may take to start on a machine."""
-        return cast(ClusterProvider, self._provider).slowness(machine)
+        return self._cluster.slowness(machine)
 
     def last_words(self, machine: str) -> str:
         """Return the log line that best explains why a machine is not ready; empty without one."""
-        return cast(ClusterProvider, self._provider).last_words(machine)
+        return self._cluster.last_words(machine)
 
     # The provider's side.
 

@@ -87,7 +87,7 @@ class PoolProvider(ClusterProvider):
 
     def describe(self) -> Sequence[InstanceDescription]:
         """Return all instances of this experiment, living or ended, in the order of launch."""
-        return [self._noted(lent) for lent in self._pool.describe(self._tenant)]
+        return [self._noted(loan) for loan in self._pool.describe(self._tenant)]
 
     def release(self, instance: str, *, fault: str = "") -> InstanceDescription:
         """Give an instance back and return its final status; idempotent. It costs this experiment nothing from then on.
@@ -98,10 +98,10 @@ class PoolProvider(ClusterProvider):
         """
         return self._noted(self._pool.release(self._tenant, instance, fault))
 
-    def _noted(self, lent: LentInstance) -> InstanceDescription:
-        if lent.machine is not None:
-            self._nodes[lent.status.instance] = lent.machine
-        return lent.status
+    def _noted(self, loan: LentInstance) -> InstanceDescription:
+        if loan.machine is not None:
+            self._nodes[loan.status.instance] = loan.machine
+        return loan.status
 
     def renew_lease(self, until: float) -> None:
         """Let the pool take its instances back at the time `until`, unless this is called again."""

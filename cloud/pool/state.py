@@ -222,15 +222,6 @@ class PoolState:
         """
         return self.bill_usd(at) - math.fsum(self.lent_usd(at).values()) - self.past_lent_usd
 
-    def lent_gpu_s(self, at: float) -> dict[str, float]:
-        """Return machine -> the time by `at` for which tenants held its GPUs, in GPU seconds."""
-        lent: dict[str, float] = {}
-        for loan in self.slices.values():
-            if loan.machine is not None and loan.running_at is not None and loan.running_at <= at:
-                until = at if loan.ended_at is None else min(at, loan.ended_at)
-                lent[loan.machine.name] = lent.get(loan.machine.name, 0.0) + loan.gpus * (until - loan.running_at)
-        return lent
-
     def month_usd(self, at: float) -> float:
         """Return the bill of the calendar month (UTC) of `at`, by then."""
         return self.ended_month_usd(at) + self.live_month_usd(at, at)

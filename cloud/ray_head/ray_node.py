@@ -123,12 +123,12 @@ def authentication(token_path: Path) -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_path)}
 
 
-def default_token_path(environment: Mapping[str, str] = os.environ) -> Path:
+def default_token_path(variables: Mapping[str, str] = os.environ) -> Path:
     """Return the path of the user's token: `ray-token` in RUBBERBAND_HOME, or in `~/.rubberband`.
 
     Raises RuntimeError if RUBBERBAND_HOME is not set and this user has no home.
     """
-    home = environment.get("RUBBERBAND_HOME")
+    home = variables.get("RUBBERBAND_HOME")
     return (Path(home) if home else Path.home() / ".rubberband").expanduser().resolve() / "ray-token"
 
 
@@ -476,8 +476,8 @@ class RayHead:
         return next((path for path in self._heads.glob("*.json") if observe(path).ended_at is None), None)
 
     def _as_head(self, record: Record) -> Head:
-        environment = authentication(self.token_path)
-        return Head(address=record.address, temp_dir=record.temp_dir, environment=environment)
+        variables = authentication(self.token_path)
+        return Head(address=record.address, temp_dir=record.temp_dir, environment=variables)
 
     def _start(self) -> Path:
         _say_ignored(os.environ.get("RAY_ADDRESS", ""))

@@ -103,14 +103,6 @@ class WorkerTimes(Remembering):
             return self._seconds * _ratio(line, self._share, share)
         return self._equal_s * _ratio(line, self._equal_share, share)
 
-    def state(self) -> list[float]:
-        """Return what `restore` needs, in plain values."""
-        return list(super().state().values())
-
-    def restore(self, state: list[float]) -> None:
-        """Go on where `state` was taken."""
-        super().restore(dict(zip(self.kept, state, strict=True)))
-
 
 def _ratio(line: Line, share: float, other: float) -> float:
     """Return t(other) / t(share)."""
@@ -326,7 +318,7 @@ class LineFit(Remembering):
     worker has changed: its looks before are forgotten, and its line is scaled until new ones say more.
     """
 
-    kept = ("shares", "times_s", "weights", "base_s", "slope_s", "prior_s", "doubts", "idle")
+    kept = ("num_looks", "variance", "shares", "times_s", "weights", "base_s", "slope_s", "prior_s", "doubts", "idle")
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
@@ -422,16 +414,6 @@ class LineFit(Remembering):
         self._slope_s[kept] = np.where(base < 0.0, through_zero, slope)
         self._base_s[kept] = np.maximum(base, 0.0)
         self._prior_s[kept] = prior + PRIOR_RATE * (self._slope_s[kept] - prior)
-
-    def state(self) -> dict[str, Any]:
-        """Return what `restore` needs, in plain values."""
-        arrays = list(super().state().values())
-        return {"looks": self.num_looks, "variance": self._variance, "arrays": arrays}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken, of as many workers."""
-        self.num_looks, self._variance = state["looks"], state["variance"]
-        super().restore(dict(zip(self.kept, state["arrays"], strict=True)))
 
     def lines(self) -> tuple[Line, ...]:
         """Return the lines; one of a worker that has never had samples is the mean of the others'. Empty at first."""

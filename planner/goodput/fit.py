@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -84,30 +84,16 @@ class MeanPoints:
 
     def scaled(self, parameters: Throughput) -> Floats:
         """(7,) x of these parameters."""
-        seconds = np.asarray(
-            [
-                parameters.alpha_grad_s,
-                parameters.beta_grad_s * self.typical_per_gpu,
-                parameters.alpha_local_s,
-                parameters.beta_local_s,
-                parameters.alpha_node_s,
-                parameters.beta_node_s,
-            ]
-        )
-        return np.append(seconds / self.typical_s, parameters.gamma)
+        x = np.asarray(astuple(parameters))
+        x[_SLOPE] *= self.typical_per_gpu
+        x[:_GAMMA] /= self.typical_s
+        return x
 
     def parameters(self, x: Floats) -> Throughput:
         """The parameters, in seconds."""
-        seconds = (x[:_GAMMA] * self.typical_s).tolist()
-        return Throughput(
-            alpha_grad_s=seconds[0],
-            beta_grad_s=seconds[1] / self.typical_per_gpu,
-            alpha_local_s=seconds[2],
-            beta_local_s=seconds[3],
-            alpha_node_s=seconds[4],
-            beta_node_s=seconds[5],
-            gamma=float(x[_GAMMA]),
-        )
+        values = np.append(x[:_GAMMA] * self.typical_s, x[_GAMMA])
+        values[_SLOPE] /= self.typical_per_gpu
+        return Throughput(**dict(zip(Throughput.__slots__, values.tolist(), strict=True)))
 
     def linear(self) -> Floats:
         """(n, 6) The time of a step per unit of every parameter, where nothing overlaps (gamma = 1)."""

@@ -83,8 +83,8 @@ def factor_levels(cv: float, law: Law) -> Seconds:
 def noisy(cv: float, law: Law, normals: Seconds) -> Seconds:
     """Return factors with mean 1."""
     if law == "normal":
-        factors: Seconds = np.maximum(np.float32(0.0), np.float32(1.0) + np.float32(cv) * normals)
-        return factors
+        drawn: Seconds = np.maximum(np.float32(0.0), np.float32(1.0) + np.float32(cv) * normals)
+        return drawn
     return lognormal(cv, normals)
 
 
@@ -129,8 +129,8 @@ def spread_levels(spread: Spread) -> Seconds:
 def lognormal(cv: float, normals: Seconds) -> Seconds:
     """Return lognormal factors with mean 1."""
     variance = math.log1p(cv * cv)
-    factors: Seconds = np.exp(normals.dtype.type(math.sqrt(variance)) * normals - normals.dtype.type(variance / 2.0))
-    return factors
+    drawn: Seconds = np.exp(normals.dtype.type(math.sqrt(variance)) * normals - normals.dtype.type(variance / 2.0))
+    return drawn
 
 
 def spread_factors(spread: Spread, rng: np.random.Generator, size: int) -> Floats:
@@ -494,10 +494,10 @@ class Chunk:
                 return drawn
             mean: Seconds = np.tile(self.mean_error, drawn.shape[1] // self.mean_error.shape[1])
             return drawn * mean
-        factors, errors = (np.array(given, np.float32)[:, None] for given in (self.speeds.factors, self.speeds.errors))
+        measured, errors = (np.array(given, np.float32)[:, None] for given in (self.speeds.factors, self.speeds.errors))
         variance = np.log1p(errors**2)
-        normals = normals_of((*self.seed, first, 5), (len(factors), rows_of(len(factors))))
-        known: Seconds = factors * np.exp(np.sqrt(variance) * normals - variance / 2.0)
+        normals = normals_of((*self.seed, first, 5), (len(measured), rows_of(len(measured))))
+        known: Seconds = measured * np.exp(np.sqrt(variance) * normals - variance / 2.0)
         return known
 
     def _noise(self, cv: float, index: int, what: int, law: Law) -> Seconds:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -158,8 +160,6 @@ def _keep_files(trainer: Any, folder: Path, resumed: Path | None) -> None:
 
     Those that monitor nothing keep the latest files, as a trial does itself; they write beside it.
     """
-    import shutil
-
     for number, checkpoint in enumerate(filter(_is_model_checkpoint, trainer.callbacks)):
         name = Path(checkpoint.dirpath).name if checkpoint.dirpath else f"checkpoints-{number}"
         place = folder / (_KEPT if checkpoint.monitor else "latest") / name
@@ -253,16 +253,12 @@ def _reporter(trainer: Any, folder: Path, resumed: Path | None) -> Any:
 
 def _link(source: Path, target: Path) -> None:
     """Show the files of a folder in another one."""
-    import shutil
-
     shutil.rmtree(target, ignore_errors=True)
     if source.is_dir():
         shutil.copytree(source, target, copy_function=os.link)
 
 
 def _random_states() -> dict[str, Any]:
-    import random
-
     import numpy as np
     import torch
 
@@ -274,8 +270,6 @@ def _random_states() -> dict[str, Any]:
 
 def _restore_random_states(resumed: Path | None) -> None:
     """Restore those of this worker; rank 0's where the gang had fewer."""
-    import random
-
     import numpy as np
     import torch
 

@@ -109,13 +109,13 @@ def _read_stop(stop: Any, translated: Translated) -> int | None:
     """Take over `RunConfig(stop=...)`; return the most iterations of a trial, None if it does not say."""
     thresholds: dict[str, Any] = {}
     functions: list[Callable[..., Any]] = []
-    most: list[int] = []
+    most_iterations: list[int] = []
     for rule in _rules(stop):
         kind = type(rule).__name__
         if isinstance(rule, Mapping):
-            thresholds |= _thresholds(rule, most)
+            thresholds |= _thresholds(rule, most_iterations)
         elif kind == "MaximumIterationStopper":
-            most.append(rule._max_iter)
+            most_iterations.append(rule._max_iter)
         elif kind == "TimeoutStopper":
             translated.constraints["deadline"] = f"{rule._timeout_seconds}s"
         elif kind == "FunctionStopper":
@@ -126,7 +126,7 @@ def _read_stop(stop: Any, translated: Translated) -> int | None:
             raise refused(f"RunConfig(stop={kind}(...))")
     if thresholds or functions:
         translated.stop = Stop(thresholds, tuple(functions))
-    return min(most) if most else None
+    return min(most_iterations) if most_iterations else None
 
 
 def _rules(stop: Any) -> list[Any]:
@@ -145,12 +145,12 @@ _COUNTED_BY_TUNE = (
 )
 
 
-def _thresholds(rule: Mapping[str, Any], most: list[int]) -> dict[str, Any]:
+def _thresholds(rule: Mapping[str, Any], most_iterations: list[int]) -> dict[str, Any]:
     thresholds = dict(rule)
     if (iterations := thresholds.pop("training_iteration", None)) is not None:
         if isinstance(iterations, bool) or not isinstance(iterations, int | float) or iterations < 1:
             raise refused(f"RunConfig(stop={{'training_iteration': {shown(iterations)}}})")
-        most.append(math.ceil(iterations))
+        most_iterations.append(math.ceil(iterations))
     for metric, threshold in thresholds.items():
         if metric in _COUNTED_BY_TUNE or not isinstance(threshold, int | float):
             raise refused(f"RunConfig(stop={{{metric!r}: {shown(threshold)}}})")

@@ -167,7 +167,13 @@ def validate_pool(state: PoolState, at: float) -> None:
         assert state.usd_per_hour() <= limits.max_usd_per_hour + CAP_SLACK_USD, "the cap per hour is passed"
     if limits.max_usd_per_month is not None:
         assert state.month_usd(at) <= limits.max_usd_per_month + CAP_SLACK_USD, "the cap per month is passed"
-    for name, lent_s in state.lent_gpu_s(at).items():
+    lent_gpu_s: dict[str, float] = {}
+    for loan in state.slices.values():
+        if loan.machine is not None and loan.running_at is not None and loan.running_at <= at:
+            until = at if loan.ended_at is None else min(at, loan.ended_at)
+            seconds = loan.gpus * (until - loan.running_at)
+            lent_gpu_s[loan.machine.name] = lent_gpu_s.get(loan.machine.name, 0.0) + seconds
+    for name, lent_s in lent_gpu_s.items():
         ran = state.machines[name]
         assert ran.running_at is not None, f"{name}: lent before it ran"
         ran_s = (at if ran.ended_at is None else min(at, ran.ended_at)) - ran.running_at

@@ -108,7 +108,8 @@ def _forecast(predictor: Any, at: int) -> Any:
 
 
 def _fit(fit: Any, at: int) -> Any:
-    fit.observe(_look(at))
+    look, factor = _look(at), 10.0 if at == 39 else 1.0  # the last look before the state is an outlier
+    fit.observe(replace(look, compute_s=(factor * look.compute_s[0], *look.compute_s[1:])))
     return fit.lines(), fit.error(), plain(fit.largest_shares())
 
 
