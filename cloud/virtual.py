@@ -253,8 +253,7 @@ class VirtualProvider:
     def renew_lease(self, until: float) -> None:
         """Let running instances end themselves at `until`, if renewals reach them (see `reach`)."""
         now = self.virtual_clock.now()
-        if self._head_since is None or now > self.lease_until:
-            self._start_head(now)
+        self._ensure_head(now)
         self.lease_until = until
         if not self._by_worker:
             for machine in [machine for machine in self._unreached.values() if machine.runs_at <= now]:
@@ -273,8 +272,10 @@ class VirtualProvider:
         if machine.own_lease_until is None:
             machine.own_lease_until = self.lease_until
 
-    def _start_head(self, now: float) -> None:
+    def _ensure_head(self, now: float) -> None:
         """Replace a head that has outlived its lease, and end the instances that had joined it."""
+        if self._head_since is not None and now <= self.lease_until:
+            return
         for machine in self._machines.values():
             self._settled(machine.instance)
             if machine.ended_at == math.inf:
@@ -285,9 +286,7 @@ class VirtualProvider:
 
     def change_driver(self) -> None:
         """Let a new driver take over: the old one's workers, which renewed the leases, are gone."""
-        now = self.virtual_clock.now()
-        if self._head_since is None or now > self.lease_until:
-            self._start_head(now)
+        self._ensure_head(self.virtual_clock.now())
         for instance in self._machines:
             self.lose_touch(instance)
 

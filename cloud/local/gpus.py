@@ -113,8 +113,8 @@ def _listing(argv: Sequence[str]) -> tuple[str, str]:
         return "", error.strerror or str(error)
     if done.returncode == 0:
         return done.stdout, ""
-    said = [line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
-    return "", (said or [f"exit status {done.returncode}"])[0]
+    lines = [line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
+    return "", (lines or [f"exit status {done.returncode}"])[0]
 
 
 def _listed(listing: str) -> list[dict[str, str]]:

@@ -220,16 +220,16 @@ def last_words(log: Path, temp_dir: str) -> str:
     A fatal error of a Ray process comes before the exception of `ray start`, which is often only a time-out.
     """
     severe: dict[str, str] = {}
-    for who in ("gcs_server", "raylet"):
-        for kind in ("err", "out"):
-            for line in _tail(Path(temp_dir) / "session_latest" / "logs" / f"{who}.{kind}"):
+    for process in ("gcs_server", "raylet"):
+        for stream in ("err", "out"):
+            for line in _tail(Path(temp_dir) / "session_latest" / "logs" / f"{process}.{stream}"):
                 match = _SEVERE.match(line)
                 if match and _TELLING.search(match["said"]):
                     rank = "E" if match["severity"] == "E" else "F"
-                    severe[rank] = f"{who}: {match['said']}"
-    said = _tail(log)
-    raised = [line for line in said if _RAISED.fullmatch(line)]
-    last = _LOGGED.sub("", (raised or said or [""])[-1])
+                    severe[rank] = f"{process}: {match['said']}"
+    lines = _tail(log)
+    raised = [line for line in lines if _RAISED.fullmatch(line)]
+    last = _LOGGED.sub("", (raised or lines or [""])[-1])
     text = severe.get("F") or severe.get("E") or (f"ray start: {last}" if last else "")
     return text if len(text) <= _LONGEST_LINE else f"{text[: _LONGEST_LINE - 1]}…"
 
