@@ -151,6 +151,9 @@ class VirtualProvider:
         provision_s = self._offer.provision_delay_s if faults.provision_s is None else faults.provision_s
         runs = provision_s < math.inf and provision_s <= faults.stillborn_after_s
         runs_at = now + provision_s if runs else math.inf
+        price_usd_per_s = self._offer.market_price_usd_per_s(market)
+        if faults.price_usd_per_hour is not None:
+            price_usd_per_s = (faults.price_usd_per_hour + self._offer.side_usd_per_hour) / SECONDS_PER_HOUR
         machine = _Machine(
             instance=instance,
             market=market,
@@ -159,14 +162,9 @@ class VirtualProvider:
             runs_at=runs_at,
             taken_at=runs_at + faults.ends_after_s if runs else now + faults.stillborn_after_s,
             own_lease_until=runs_at + (max(0.0, self.lease_until - now) if first_lease_s is None else first_lease_s),
-            price_usd_per_s=self._price_usd_per_s(faults, market),
+            price_usd_per_s=price_usd_per_s,
         )
         self._machines[instance] = self._unreached[instance] = machine
-
-    def _price_usd_per_s(self, faults: InstanceFaults, market: Market) -> float:
-        if faults.price_usd_per_hour is not None:
-            return (faults.price_usd_per_hour + self._offer.side_usd_per_hour) / SECONDS_PER_HOUR
-        return self._offer.market_price_usd_per_s(market)
 
     def describe(self) -> Sequence[InstanceDescription]:
         """Return every instance, as of now."""

@@ -128,7 +128,8 @@ class RayClusterProvider(ClusterProvider):
         self._answered_at = elapsed_s()
         self.device: Literal["cpu", "cuda"] = _device(nodes)
         self.clock: Callable[[], float] = experiment_clock(directory, not_before=not_before)
-        self._records = self._load()
+        records = (_Record(**json.loads(path.read_text())) for path in directory.glob("*.instance.json"))
+        self._records = {record.name: record for record in records}
 
     @property
     def slots_on_machine(self) -> int:
@@ -176,14 +177,12 @@ class RayClusterProvider(ClusterProvider):
                 self._note(record)
             if record.group or record.ended_at is not None:
                 return
-            group = self._ask(lambda: _make_group(self._bundles, self._selector(), f"{self._experiment}/{instance}"))
+            labels = dict(self._labels)
+            if self._avoided:
+                labels[NODE_LABEL] = f"!in({','.join(sorted(self._avoided))})"
+            group = self._ask(lambda: _make_group(self._bundles, labels, f"{self._experiment}/{instance}"))
             self._groups[instance] = group
             self._note(replace(record, group=group.id.hex()))
-
-    def _selector(self) -> dict[str, str]:
-        if not self._avoided:
-            return self._labels
-        return {**self._labels, NODE_LABEL: f"!in({','.join(sorted(self._avoided))})"}
 
     def describe(self) -> Sequence[InstanceDescription]:
         """Return all instances, living or ended, in the order of launch.
@@ -313,10 +312,6 @@ class RayClusterProvider(ClusterProvider):
         path = self._directory / f"{record.name}.instance.json"
         write_atomically(path, json.dumps(asdict(record)).encode(), durable=True)
         self._records[record.name] = record
-
-    def _load(self) -> dict[str, _Record]:
-        paths = self._directory.glob("*.instance.json")
-        return {record.name: record for record in (_Record(**json.loads(path.read_text())) for path in paths)}
 
 
 def _device(nodes: Sequence[ClusterNode]) -> Literal["cpu", "cuda"]:

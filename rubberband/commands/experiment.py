@@ -54,7 +54,8 @@ def watch_remote(client: Client, name: str) -> None:
 
 
 def _show(look: Callable[[], ExperimentDetail], output: TextFormat, watch: bool) -> None:
-    view = _watched(look) if watch else look()
+    follow = _redrawn if sys.stderr.isatty() else _printed
+    view = follow(look) if watch else look()
     if output is TextFormat.json:
         print_json({"schema": "rubberband.status/1", **view})
     else:
@@ -76,12 +77,8 @@ def _document(view: ExperimentDetail) -> tuple[list[str], list[Any]]:
     return lines(view), [*tables, story_table(view["story"])] if view.get("story") else tables
 
 
-def _watched(look: Callable[[], ExperimentDetail]) -> ExperimentDetail:
-    """Look repeatedly, and show changes on stderr. Returns the last view, once the experiment is over."""
-    return _redrawn(look) if sys.stderr.isatty() else _printed(look)
-
-
 def _redrawn(look: Callable[[], ExperimentDetail]) -> ExperimentDetail:
+    """Look repeatedly, and show changes on stderr. Returns the last view, once the experiment is over."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text

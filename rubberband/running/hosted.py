@@ -99,19 +99,16 @@ def run_patiently(folder: ExperimentFolder, order: HostedRun, wait_for: Callable
     A profile that was measured on rented instances is not paid for twice: then JournalError is raised.
     """
     until, again = time.monotonic() + PATIENCE_S, False
+    rents_a_profile = not order.resume and kind_in(order.words).is_rented and not order.words.get("profile")
     while True:
         try:
             return _run(folder, replace(order, resume=order.resume or (again and folder.exists)), wait_for)
         except JournalError as error:
-            if time.monotonic() > until or folder.store is None or not was_lost(error) or _rents_a_profile(order):
+            if time.monotonic() > until or folder.store is None or not was_lost(error) or rents_a_profile:
                 raise
             _say(f"waiting for the database: {_one_line(error)}")
             again = True
             time.sleep(LOOK_S)
-
-
-def _rents_a_profile(order: HostedRun) -> bool:
-    return not order.resume and kind_in(order.words).is_rented and not order.words.get("profile")
 
 
 def _run(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str], None]) -> Result:

@@ -112,12 +112,10 @@ def _booleans(action: argparse.Action) -> list[str] | None:
 def _given(flag: str) -> list[str]:
     words = [*sys.argv[1:], ""]
     return [
-        words[at + 1] if word == flag else word[len(flag) + 1 :] for at, word in enumerate(words) if _is_of(word, flag)
+        words[at + 1] if word == flag else word[len(flag) + 1 :]
+        for at, word in enumerate(words)
+        if word == flag or word.startswith(flag + "=")
     ]
-
-
-def _is_of(word: str, flag: str) -> bool:
-    return word == flag or word.startswith(flag + "=")
 
 
 if __name__ == "__main__":

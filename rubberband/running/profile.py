@@ -223,7 +223,9 @@ def measure_profile(
             cancelled=cancelled,
         )
     if experiment.resources.kind.is_this_machine:
-        _note_start(folder.home, entrypoint, found.starts)
+        instants = [(0.0, start.provision_s, start.provision_s + start.init_s) for start in found.starts.instances]
+        with suppress(OSError):  # a full disk: later plans do not know these starts
+            record(folder.home, [start_of(str(entrypoint), instants)], time.time())
     return _measured(found, entrypoint, rented, content_to_measure(experiment, entrypoint))
 
 
@@ -276,13 +278,6 @@ def _measured(
         trials_per_gpu=rented.trials_per_gpu,
         content=content,
     )
-
-
-def _note_start(home: Path, entrypoint: Entrypoint, starts: InstanceStarts) -> None:
-    """Record the start times of instances of this machine, for later plans."""
-    instants = [(0.0, each.provision_s, each.provision_s + each.init_s) for each in starts.instances]
-    with suppress(OSError):  # a full disk
-        record(home, [start_of(str(entrypoint), instants)], time.time())
 
 
 def _run_note(scratch: ExperimentFolder) -> Path:

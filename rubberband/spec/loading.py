@@ -475,7 +475,7 @@ def _override(words: dict[Any, Any], origins: dict[KeyPath, str], overrides: Seq
 def _overridden(words: dict[Any, Any], override: str, option: str) -> KeyPath:
     """Set one value in `words`, and return its path."""
     key_text, equals, value_text = override.partition("=")
-    keys = [_key(part) for part in key_text.split(".")]
+    keys = [int(part) if re.fullmatch("[0-9]{1,9}", part) else part for part in key_text.split(".")]
     if not equals or not re.fullmatch(r"[^\s.=]+(\.[^\s.=]+)*", key_text):
         raise InputError(f"{option} {shown(override)} is not key=value; write it as {option} constraints.deadline=30m")
     if keys == ["constraints", "max_cost"] and not value_text.strip():
@@ -506,10 +506,6 @@ def _overridden(words: dict[Any, Any], override: str, option: str) -> KeyPath:
 def _spelt(key: str | int, target: dict[Any, Any]) -> str | int:
     """Return a key as the mapping has it: JSON has whole numbers as texts."""
     return str(key) if str(key) in target else key
-
-
-def _key(text: str) -> str | int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
 
 
 def _locate(words: dict[Any, Any], path: Path) -> None:

@@ -70,10 +70,6 @@ class BooleanWords(Words):
     argparse's `store_true` takes a `flag`; Fire, `ast.literal_eval` and `text == "True"` read `True/False`."""
 
 
-def _metrics_kind(value: Any) -> str:
-    return "place" if isinstance(value, Mapping | MetricsPlace) else "word"
-
-
 class Program(Words):
     """A program as the trial: it is started for each segment, on every worker of the gang."""
 
@@ -81,7 +77,7 @@ class Program(Words):
     """Its command line, as a text or as words. `${name}` is a parameter, `${args}` all of them as --name=value."""
     metrics: Annotated[
         Annotated[Literal["report", "stdout"], Tag("word")] | Annotated[MetricsPlace, Tag("place")],
-        Discriminator(_metrics_kind),
+        Discriminator(lambda value: "place" if isinstance(value, Mapping | MetricsPlace) else "word"),
     ] = "report"
     """`report`: it calls rubberband.report; `stdout`: it prints lines such as `loss=0.12`."""
     launch: Launch = "worker"

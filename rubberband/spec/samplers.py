@@ -249,12 +249,8 @@ def _points_first(rows: list[Configuration], points: Sequence[Mapping[str, Any]]
 
 
 def _units(seed: int) -> Unit:
-    return lambda path, trial: _unit(seed, path, trial)
-
-
-def _unit(seed: int, path: Path, trial: int) -> float:
-    """Return a float in (0, 1) with 52 bits, by hashing: a library's generator may change with its release."""
-    return ((hashed(seed, *path, trial) >> 12) + 0.5) * 2.0**-52
+    """Return floats in (0, 1) with 52 bits, by hashing: a library's generator may change with its release."""
+    return lambda path, trial: ((hashed(seed, *path, trial) >> 12) + 0.5) * 2.0**-52
 
 
 def trial_seed(sampler_seed: int, trial: int) -> int:

@@ -189,6 +189,7 @@ def parallel_coordinates(result: Result, space: Space = None) -> Figure | None:
         groups.setdefault(_shade(finite(trial.metrics.get(result.metric)), low, high), []).append(trial)
     order = sorted(groups, key=lambda shade: -1 if shade is None else shade)
     traces = [_trace(result, axes, shade, groups[shade]) for shade in order]
+    post = {"width": 1.5, "color": "#8a8f98"}
     layout = {
         "height": _HEIGHT_PX,
         "meta": {
@@ -202,7 +203,10 @@ def parallel_coordinates(result: Result, space: Space = None) -> Figure | None:
         "margin": {"l": 60, "r": 40, "t": 40, "b": 20, "autoexpand": False},
         "xaxis": _plain([0, len(axes) - 1]),
         "yaxis": _plain([-0.03, 1.03]),
-        "shapes": [_post(index) for index in range(len(axes))],
+        "shapes": [
+            {"type": "line", "x0": index, "x1": index, "y0": 0, "y1": 1, "layer": "below", "line": post}
+            for index in range(len(axes))
+        ],
         "annotations": [mark for index, axis in enumerate(axes) for mark in _marks(index, axis, len(axes))],
     }
     return {"data": traces, "layout": layout}
@@ -269,11 +273,6 @@ def _places(result: Result, axes: Sequence[Axis], trial: TrialResult) -> list[fl
 
 def _plain(shown: Sequence[float]) -> Figure:
     return {"range": list(shown), "visible": False, "fixedrange": True, "automargin": False}
-
-
-def _post(index: int) -> Figure:
-    line = {"width": 1.5, "color": "#8a8f98"}
-    return {"type": "line", "x0": index, "x1": index, "y0": 0, "y1": 1, "layer": "below", "line": line}
 
 
 def _marks(index: int, axis: Axis, count: int) -> list[Figure]:

@@ -135,8 +135,9 @@ def slices(result: Result, space: Space = None) -> Figure | None:
         "margin": {"l": LABELS_PX, "r": 10, "t": 12, "b": 90},
         "meta": {"least_width_px": 180 * wide, "note": _slices_note(shown, drawn, varying)},
     }
+    is_log = min(values) > 0 and max(values) > _SPREAD_FOR_LOG * median(values)
     for at, axis in enumerate(axes):
-        layout |= _panel_axes(result, at, axis, wide, rows, _is_wide(values))
+        layout |= _panel_axes(result, at, axis, wide, rows, is_log)
     return {"data": data, "layout": layout}
 
 
@@ -164,11 +165,6 @@ def _thinned(best_first: Sequence[TrialResult], most: int) -> list[TrialResult]:
     best = most // 5
     others, left = best_first[best:], most - best
     return [*best_first[:best], *(others[at * len(others) // left] for at in range(left))]
-
-
-def _is_wide(values: Sequence[float]) -> bool:
-    """Whether a few values are so large that the others can be distinguished on a logarithmic axis only."""
-    return min(values) > 0 and max(values) > _SPREAD_FOR_LOG * median(values)
 
 
 def _by_iterations(result: Result, trials: Sequence[TrialResult]) -> list[tuple[str, list[TrialResult]]]:
@@ -323,7 +319,8 @@ def _cell_trace(result: Result, across: Axis, up: Axis, xs: Places, ys: Places, 
         xs, ys, values = xs[kept], ys[kept], values[kept]
     columns, rows = _edges(across), _edges(up)
     to_x, to_y = _nearness(across, columns, xs), _nearness(up, rows, ys)
-    low, high = _colour_range(result, values)
+    ends = (0.1, 1.0) if result.mode == "max" else (0.0, 0.9)  # the worst tenth has one colour
+    low, high = (float(np.quantile(values, end)) for end in ends)
     found: Figure = {"x": [], "y": [], "base": [], "width": [], "colours": []}
     for (j, (bottom, tall)), (i, (centre, wide)) in itertools.product(enumerate(rows), enumerate(columns)):
         near = to_x[i] + to_y[j]
@@ -353,12 +350,6 @@ def _cell_trace(result: Result, across: Axis, up: Axis, xs: Places, ys: Places, 
             "line": {"width": 0},
         },
     }
-
-
-def _colour_range(result: Result, values: Places) -> tuple[float, float]:
-    """Return the metrics at the ends of the colours: the worst tenth has one colour."""
-    low, high = (0.1, 1.0) if result.mode == "max" else (0.0, 0.9)
-    return float(np.quantile(values, low)), float(np.quantile(values, high))
 
 
 def _dots(

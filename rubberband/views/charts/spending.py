@@ -177,7 +177,8 @@ def spend(result: Result, forecast: Forecast | None = None) -> Figure | None:
     if not result.instances:
         return None
     bill = spending(result)
-    paid = _thinned(list(zip(bill.at_s, bill.amount, strict=True)))
+    every = list(zip(bill.at_s, bill.amount, strict=True))
+    paid = [*every[: -1 : 1 + len(every) // MANY_POINTS], every[-1]]
     planned = _planned(result)
     expected: Points = []
     if forecast is not None and result.outcome == "unfinished":
@@ -224,11 +225,6 @@ def _planned(result: Result) -> Points:
     head_usd = result.planned_cost_usd - sum(stage.planned_cost_usd for stage in result.stages)
     ends_s = sorted({0.0, *(at_s for _, *span in spans for at_s in span)})
     return [(at_s, planned_usd(at_s)) for at_s in ends_s]
-
-
-def _thinned(points: list[tuple[float, float]]) -> Points:
-    step = 1 + len(points) // MANY_POINTS
-    return [*points[:-1:step], points[-1]]
 
 
 def _near(result: Result, highest_usd: float) -> float:

@@ -59,7 +59,8 @@ def lines(view: Mapping[str, Any]) -> list[str]:
     if summary["best_value"] is not None:
         best = f"{printable(summary['metric'])}={number(summary['best_value'])} (trial {summary['best_trial']})"
         found.append(f"best      {best}")
-    return [*found, _time(view), f"{_cost(summary)}{_charged(view)}", _progress(summary)]
+    metered = "" if _kind(view).is_charged(summary.get("unit")) else "; nothing is charged"
+    return [*found, _time(view), f"{_cost(summary)}{metered}", _progress(summary)]
 
 
 def labels(view: Mapping[str, Any]) -> list[str]:
@@ -98,11 +99,6 @@ def _cost(summary: Mapping[str, Any]) -> str:
     if summary["planned_cost_usd"] is not None:
         parts.append(f"; planned {usd(summary['planned_cost_usd'], decimals)}")
     return "".join(parts)
-
-
-def _charged(view: Mapping[str, Any]) -> str:
-    """Return that the cost is only metered, if it is: on this machine, in a virtual run, or without a price."""
-    return "" if _kind(view).is_charged(view["summary"].get("unit")) else "; nothing is charged"
 
 
 def _kind(view: Mapping[str, Any]) -> ProviderKind:
