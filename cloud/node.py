@@ -89,5 +89,4 @@ def memory_kills(counters: Path = Path("/proc/vmstat")) -> int:
 
 def _ask(request: urllib.request.Request) -> str:
     with _DIRECT.open(request, timeout=_TIMEOUT_S) as answer:
-        text: str = answer.read().decode()
-        return text
+        return str(answer.read().decode())

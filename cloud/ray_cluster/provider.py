@@ -362,5 +362,4 @@ def _tables() -> Mapping[str, Mapping[str, Any]]:
     """Return id -> what Ray shows of a placement group, for all of the cluster."""
     from ray.util.placement_group import placement_group_table
 
-    table: Mapping[str, Mapping[str, Any]] = placement_group_table()
-    return table
+    return dict(placement_group_table())

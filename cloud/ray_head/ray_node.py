@@ -186,8 +186,7 @@ def free_port(host: str = LOOPBACK) -> int:
                 if error.errno != errno.EADDRINUSE:
                     raise
             else:
-                free: int = listener.getsockname()[1]
-                return free
+                return int(listener.getsockname()[1])
     raise OSError(errno.EADDRINUSE, f"no TCP port of {host} is free")
 
 

@@ -71,8 +71,7 @@ def _send(
 
 def peer_uid(connection: socket.socket) -> int:
     """Return the user id of the other end."""
-    uid: int = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
-    return uid
+    return int(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
 
 
 if __name__ == "__main__":

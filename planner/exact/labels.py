@@ -47,8 +47,7 @@ class PlanLabels:
     @property
     def prepaid_total_s(self) -> Floats:
         """(N,) Instance-seconds paid and not yet used."""
-        total: Floats = (self.young * self.prepaid_s).sum(axis=1)
-        return total
+        return np.asarray((self.young * self.prepaid_s).sum(axis=1))
 
 
 def start(table: StageTable) -> PlanLabels:
@@ -197,8 +196,7 @@ def _beats(table: StageTable, labels: PlanLabels, first: Ints, second: Ints) -> 
             missing_s += both * np.maximum(0.0, prepaid_b[:, b] - prepaid_a[:, a])
         missing_s += uncovered * prepaid_b[:, b]
     missing_usd = table.price_usd_per_s[labels.at[first]] * missing_s
-    beats: Bools = labels.cost_usd[first] + missing_usd <= labels.cost_usd[second] + 1e-12
-    return beats
+    return np.asarray(labels.cost_usd[first] + missing_usd <= labels.cost_usd[second] + 1e-12)
 
 
 # Lower bounds for the search: relaxations of the planning problem, each solved in one sweep over the table.
@@ -312,8 +310,7 @@ def roots(table: StageTable, rows: Rows, *, constant: bool = False, most: Ints |
         to_go += weights.stay[stage]
         if not constant:
             to_go = _onward(table, weights, to_go)
-    lowest: Floats = (weights.stay[0] + _entry(table, weights) + to_go).min(axis=1)
-    return lowest
+    return np.asarray((weights.stay[0] + _entry(table, weights) + to_go).min(axis=1))
 
 
 def relax(table: StageTable, rows: Rows, *, constant: bool = False) -> Relaxed:
@@ -343,15 +340,13 @@ def _entry(table: StageTable, weights: _Weights) -> Floats:
     begin = table.start
     if not begin.instances:
         held = weights.rate * table.instances + weights.per_s
-        first: Floats = weights.new + weights.delay + held * table.terms.later_s(table.instances)
-        return first
+        return np.asarray(weights.new + weights.delay + held * table.terms.later_s(table.instances))
     market = table.markets.index(begin.market)
     block = table.blocks[market]
     rate, leave = weights.rate[:, block.start, None], weights.leave[:, block.start, None]
     grow = weights.new + weights.delay + np.where(table.market == market, leave * begin.instances, 0.0)
     keeps = (table.market == market) & (table.instances <= begin.instances)
-    entry: Floats = np.where(keeps, 0.0, grow) - rate * begin.prepaid_total_s
-    return entry
+    return np.asarray(np.where(keeps, 0.0, grow) - rate * begin.prepaid_total_s)
 
 
 def _onward(table: StageTable, weights: _Weights, onward: Floats) -> Floats:

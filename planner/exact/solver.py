@@ -75,8 +75,7 @@ class Box:
     def holds(self, time_s: Floats, cost_usd: Floats) -> Bools:
         """Return which of the plans lie in the box."""
         in_time, in_budget = self.limits_kept(time_s, cost_usd)
-        inside: Bools = in_time & in_budget
-        return inside
+        return np.asarray(in_time & in_budget)
 
     def odds(self, jct_s: Floats, cost_usd: Floats) -> Odds:
         """Return the share of samples that keep each limit."""
@@ -387,8 +386,7 @@ def _within_some(labels: PlanLabels, prepaid_usd: Floats, rows: Rows, to_go: Flo
 def _weight(rows: Rows, cost_usd: Floats, time_s: Floats, prepaid_usd: Floats, block: Ints) -> Floats:
     """(rows of the block, N) Weights of partial plans so far."""
     sunk_usd = cost_usd - (1.0 - rows.alpha[block]) * prepaid_usd
-    weight: Floats = rows.cost_weight[block] * sunk_usd + rows.time_weight[block] * time_s
-    return weight
+    return np.asarray(rows.cost_weight[block] * sunk_usd + rows.time_weight[block] * time_s)
 
 
 def lower_bound(table: StageTable, box: Box, objective: Objective) -> float:

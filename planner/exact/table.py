@@ -141,8 +141,7 @@ def mean_runs_s(stages: Sequence[Stage], profile: Profile, offer: Offer, market:
     if market == "on_demand":
         iterations = np.array([[stage.iterations] for stage in stages])
         iteration_s = np.array([profile.iteration_s(gpus) for gpus in gangs.tolist()])
-        runs_s: Floats = profile.trial_startup_s + iterations * iteration_s
-        return runs_s
+        return np.asarray(profile.trial_startup_s + iterations * iteration_s)
     return np.array([[run_s(stage, int(gpus), profile, offer, market) for gpus in gangs] for stage in stages])
 
 
@@ -240,8 +239,7 @@ def _chosen(values: Floats, choice: Ints) -> Floats:
     if gangs == 1:
         return values
     first = np.arange(0, values.size, gangs).reshape(stages, counts, 1)
-    chosen: Floats = values.ravel()[first + choice]
-    return chosen
+    return np.asarray(values.ravel()[first + choice])
 
 
 def _joined(parts: Sequence[npt.NDArray[Any]], fill: bool = True) -> npt.NDArray[Any]:

@@ -104,8 +104,7 @@ def _in_batches(free_s: Seconds, rest_s: Seconds) -> Seconds:
         free_s[:, :size] = ends_s
         placed += size
         size = min(num_slots, size * 5 // 4 + 1)
-    latest: Seconds = free_s.max(axis=1)
-    return latest
+    return np.asarray(free_s.max(axis=1))
 
 
 def _stragglers(head_s: Seconds, num_slots: int) -> Seconds:
@@ -131,8 +130,7 @@ def _after_many(head_s: Seconds, num_slots: int) -> Seconds:
     trial_s = total_s / (len(head_s) // num_slots)
     beyond_s = shared_s - total_s
     beyond_s -= np.round(beyond_s / trial_s) * trial_s
-    free_s: Seconds = (beyond_s - beyond_s.mean(axis=0) + total_s).astype(head_s.dtype)
-    return free_s
+    return np.asarray((beyond_s - beyond_s.mean(axis=0) + total_s).astype(head_s.dtype))
 
 
 # Total time and cost of a plan for many samples at once: the sums of `model.walk`, without its stages.
@@ -276,8 +274,7 @@ class Chances:
 
     def of(self, numbers: Seconds, where: tuple[int, int], places: Indices) -> Seconds:
         """Return the numbers of some places in the stage and the round `where`."""
-        drawn: Seconds = numbers.take(places + self._first(where), mode="wrap")
-        return drawn
+        return np.asarray(numbers.take(places + self._first(where), mode="wrap"))
 
     def all(self, numbers: Seconds, where: tuple[int, int], size: int) -> Seconds:
         """(size,) Return the numbers of the first places there."""
@@ -326,8 +323,7 @@ class Exposed:
         lives = self.chances.all(self.chances.lives, (self.index, 0), groups * rows).reshape(groups, rows)
         if self.per_instance > 1:
             lives = lives.repeat(self.per_instance, axis=0)[:num_trials]
-        lost: npt.NDArray[np.bool_] = lives / np.float32(self.rate) < self.trials_s
-        return lost
+        return np.asarray(lives / np.float32(self.rate) < self.trials_s)
 
     def replaced_s(self, number: int, places: Indices) -> Seconds:
         """Return the time from that loss until the replacement is ready."""
@@ -388,8 +384,7 @@ def _idle_s(
     while before is None or (slot != before).any():
         begin_s = free_s.ravel().take(np.minimum(np.maximum(slot, 0), len(free_s) - 1) * rows + places)
         slot, before = least + ((mates_s <= begin_s) & (least >= 0)).sum(axis=0), slot
-    idle_s: Floats = np.where(slot < 0, 0.0, np.where(slot < len(free_s), begin_s, np.inf))
-    return idle_s
+    return np.where(slot < 0, 0.0, np.where(slot < len(free_s), begin_s, np.inf))
 
 
 def _repeated(
@@ -472,5 +467,4 @@ def _ages_s(begin: Settling, settled_s: Floats) -> Floats:
     ages_s = risks / begin.instances
     new_s = settled_s - begin.provision_s
     earlier_s = new_s + (risks - begin.instances * new_s) / begin.held if begin.held else np.inf
-    lost_s: Floats = np.where((ages_s > new_s) & (begin.provision_s > 0.0), earlier_s, ages_s)
-    return lost_s
+    return np.where((ages_s > new_s) & (begin.provision_s > 0.0), earlier_s, ages_s)

@@ -64,8 +64,7 @@ def normal_levels() -> Seconds:
     below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2.0)]) * (fine[1] - fine[0])
     edges = np.interp(np.arange(1, LEVELS) / LEVELS, below, fine)
     density = np.concatenate([[0.0], np.exp(-edges * edges / 2.0) / math.sqrt(2.0 * math.pi), [0.0]])
-    levels: Seconds = ((density[:-1] - density[1:]) * LEVELS).astype(np.float32)
-    return levels
+    return np.asarray(((density[:-1] - density[1:]) * LEVELS).astype(np.float32))
 
 
 def factors(cv: float, law: Law, seed: tuple[int, ...], size: int) -> Seconds:
@@ -83,8 +82,7 @@ def factor_levels(cv: float, law: Law) -> Seconds:
 def noisy(cv: float, law: Law, normals: Seconds) -> Seconds:
     """Return factors with mean 1."""
     if law == "normal":
-        drawn: Seconds = np.maximum(np.float32(0.0), np.float32(1.0) + np.float32(cv) * normals)
-        return drawn
+        return np.asarray(np.maximum(np.float32(0.0), np.float32(1.0) + np.float32(cv) * normals))
     return lognormal(cv, normals)
 
 
@@ -114,8 +112,7 @@ def exponential_levels() -> Seconds:
     """Return the means of 2**16 equally likely parts of the exponential law with mean 1, in order."""
     beyond = np.arange(LEVELS, -1, -1.0) / LEVELS
     above = beyond - np.append(beyond[:-1] * np.log(beyond[:-1]), 0.0)
-    levels: Seconds = (-np.diff(above) * LEVELS).astype(np.float32)
-    return levels
+    return np.asarray((-np.diff(above) * LEVELS).astype(np.float32))
 
 
 @lru_cache(maxsize=8)
@@ -129,8 +126,7 @@ def spread_levels(spread: Spread) -> Seconds:
 def lognormal(cv: float, normals: Seconds) -> Seconds:
     """Return lognormal factors with mean 1."""
     variance = math.log1p(cv * cv)
-    drawn: Seconds = np.exp(normals.dtype.type(math.sqrt(variance)) * normals - normals.dtype.type(variance / 2.0))
-    return drawn
+    return np.asarray(np.exp(normals.dtype.type(math.sqrt(variance)) * normals - normals.dtype.type(variance / 2.0)))
 
 
 def spread_factors(spread: Spread, rng: np.random.Generator, size: int) -> Floats:
@@ -432,8 +428,7 @@ class Chunk:
         if not self.profile.startup_varies:
             return np.float32(self.profile.trial_startup_s)
         drawn = self._noise(self.profile.startup_cv, index, 4, "lognormal")
-        startups_s: Seconds = np.float32(self.profile.trial_startup_s) * drawn
-        return startups_s
+        return np.asarray(np.float32(self.profile.trial_startup_s) * drawn)
 
     def factor(self, index: int) -> Seconds:
         """(trials, rows) Return the factor by which each trial's training in the stage is slower than the profile.
@@ -474,8 +469,7 @@ class Chunk:
             kept = draw((*self.seed, index, 6), before_s.shape[1], len(before_s), trials)
         else:
             kept = _best(self._merits(correlation, first, before_s), trials)
-        survivors: Seconds = np.ascontiguousarray(before_s.T[kept].reshape(-1, trials).T)
-        return survivors
+        return np.ascontiguousarray(before_s.T[kept].reshape(-1, trials).T)
 
     def _merits(self, correlation: float, first: int, own_s: Seconds) -> Seconds:
         """(rows, trials) Return the lower, the better: a Gaussian copula with the measured correlation."""
@@ -484,8 +478,7 @@ class Chunk:
         slowness = (slowness - slowness.mean(axis=0)) / np.where(spread > 0.0, spread, 1.0)
         rows = rows_of(self.stages[first].trials)
         chance = np.tile(self._rng(first, 6).standard_normal((len(own_s), rows)), own_s.shape[1] // rows)
-        merits: Seconds = -(correlation * slowness + math.sqrt(1.0 - correlation**2) * chance).T
-        return merits
+        return np.asarray(-(correlation * slowness + math.sqrt(1.0 - correlation**2) * chance).T)
 
     def _drawn_speeds(self, first: int) -> Seconds:
         if self.speeds is None or first > 0:
@@ -497,8 +490,7 @@ class Chunk:
         measured, errors = (np.array(given, np.float32)[:, None] for given in (self.speeds.factors, self.speeds.errors))
         variance = np.log1p(errors**2)
         normals = normals_of((*self.seed, first, 5), (len(measured), rows_of(len(measured))))
-        known: Seconds = measured * np.exp(np.sqrt(variance) * normals - variance / 2.0)
-        return known
+        return np.asarray(measured * np.exp(np.sqrt(variance) * normals - variance / 2.0))
 
     def _noise(self, cv: float, index: int, what: int, law: Law) -> Seconds:
         """(trials, rows of the stage) Factors with mean 1."""
