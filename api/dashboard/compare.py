@@ -147,8 +147,9 @@ def _of(card: Card) -> ComparedFigure:
 
 
 def _deadline(result: Result) -> ComparedFigure:
-    if (left_s := result.left_s) is None:
+    if result.deadline_s is None:
         return ComparedFigure("none")
+    left_s = result.deadline_s - result.actual_jct_s
     over = result.outcome == "done"
     note = f"{duration(left_s)} to spare" if left_s >= 0 else f"{duration(-left_s)} late"
     return ComparedFigure(duration(result.asked_deadline_s or 0.0), note if over or left_s < 0 else "")

@@ -377,12 +377,7 @@ class Result:
     @property
     def late(self) -> bool:
         """Whether it ended (or already is) past its deadline."""
-        return (self.left_s or 0.0) < 0.0
-
-    @property
-    def left_s(self) -> float | None:
-        """The time from its end, or from now, to its deadline; None without one."""
-        return None if self.deadline_s is None else self.deadline_s - self.actual_jct_s
+        return self.deadline_s is not None and self.actual_jct_s > self.deadline_s
 
     @property
     def start_failures(self) -> str:

@@ -126,8 +126,9 @@ def _course(result: Result) -> str:
 
 
 def _deadline(result: Result) -> str:
-    if (left_s := result.left_s) is None:
+    if result.deadline_s is None:
         return ""
+    left_s = result.deadline_s - result.actual_jct_s
     if result.outcome not in ("done", "unfinished"):
         verdict = f"passed by {duration(-left_s)}" if left_s < 0 else "not reached"
     elif result.outcome == "done":
