@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, NamedTuple
 
 from botocore.exceptions import ClientError
@@ -46,7 +47,6 @@ from rubberband.spec.resources import Resources
 _LOOK_S = 3.0
 _RUNNING_S = 600.0
 """An instance that does not run after this time never will."""
-_MOST_HEADS = 100
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0)
 _LIVING = ("pending", "running")
 _STOPPED = ("stopping", "stopped")
@@ -248,7 +248,7 @@ def _with_a_token(session: AwsSession, request: dict[str, Any], sleep: Callable[
     """
     former = {one["InstanceId"] for one in instances(session, by_tags(role=role))}
     digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
-    for attempt in range(_MOST_HEADS):
+    for attempt in count():
         token = hashlib.sha256(f"head\0{session.region}\0{digest}\0{attempt}".encode()).hexdigest()
         try:
             launched = _answer(session, {**request, "ClientToken": token}, sleep)["Instances"][0]
@@ -257,12 +257,12 @@ def _with_a_token(session: AwsSession, request: dict[str, Any], sleep: Callable[
                 raise
             continue
         started = str(launched["InstanceId"])
-        if not _ended_before(session, launched):
+        shown = _described(session, started) or launched  # the answer for a used token may show it as it was
+        if shown["State"]["Name"] in (*_LIVING, *_STOPPED):
             return started
         if started not in former:
-            why = why_not_started(_described(session, started) or launched)
-            raise ProviderError(f"the {role} {started} ended before it ran: {why}")
-    raise ProviderError(f"{_MOST_HEADS} heads like this one have ended here; change resources.aws to start another")
+            raise ProviderError(f"the {role} {started} ended before it ran: {why_not_started(shown)}")
+    raise AssertionError
 
 
 def _answer(session: AwsSession, request: dict[str, Any], sleep: Callable[[float], None]) -> Any:
@@ -275,14 +275,6 @@ def _answer(session: AwsSession, request: dict[str, Any], sleep: Callable[[float
                 raise
             sleep(pause_s)
     return session.client("ec2").run_instances(**request)
-
-
-def _ended_before(session: AwsSession, launched: Any) -> bool:
-    """Return whether the instance has ended: the answer for a used token may show it as it was at its launch."""
-    if launched["State"]["Name"] not in _LIVING:
-        return True
-    shown = _described(session, launched["InstanceId"])
-    return shown is not None and shown["State"]["Name"] not in (*_LIVING, *_STOPPED)
 
 
 def _the_only_one(session: AwsSession, owner: str, started: str, waiting: Waiting) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -34,7 +33,8 @@ MOST_CHARACTERS = 20_000
 NEEDS_FILE = "{file}"
 """Begin of a command's word for the file that it writes, and whose content the answer has; its suffix may follow."""
 _LOG, _EXIT, _PID, _NAME = "log", "exit", "pid", "name"
-_KEY = re.compile(r"[0-9a-f]{8,32}")
+_KEPT = ("HOME", "PATH", "AWS_DEFAULT_REGION", "RUBBERBAND_DEVICE")
+"""Variables that a run gets."""
 
 
 def folder() -> Path:
@@ -56,7 +56,6 @@ def start(
     It outlives the call. The same key starts once. `secrets`: see `drive`. Raises InputError while another command runs
     for that name, and if the head is not `made_of` what the caller saw.
     """
-    assert _KEY.fullmatch(key)
     run = folder() / "runs" / key
     if run.exists():
         return {"started": False}
@@ -78,7 +77,7 @@ def start(
             f"echo $? > {shlex.quote(str(run / '.exit'))}\n"
             f"mv {shlex.quote(str(run / '.exit'))} {shlex.quote(str(run / _EXIT))}\n"
         )
-        kept = [f"--setenv={key}={value}" for key, value in os.environ.items() if key in ("HOME", "PATH", *_REGION)]
+        kept = [f"--setenv={key}={value}" for key, value in os.environ.items() if key in _KEPT]
         _run(["systemd-run", f"--unit=rubberband-{key}", "--collect", *kept, "/bin/bash", str(run / "script")])
     except BaseException:
         shutil.rmtree(run, ignore_errors=True)
@@ -100,9 +99,6 @@ def drive(*, words: list[str], secrets: str) -> NoReturn:
     except RubberbandError as error:
         raise SystemExit(f"error: {error}") from None
     os.execve(sys.executable, _command(words, None), {**os.environ, **given})
-
-
-_REGION = ("AWS_DEFAULT_REGION", "RUBBERBAND_DEVICE")
 
 
 def _run(command: list[str]) -> None:

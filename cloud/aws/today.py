@@ -42,7 +42,7 @@ def prices(resources: Resources, home: Path, until: float) -> Today:
         f"AWS prices are not available ({note}); earlier ones, or the catalogue's, are used instead."
         for note in table.notes
     )
-    rooms, unknown = _rooms(session, resources, table.notes)
+    rooms, unknown = _rooms(session, resources)
     if rooms and not any(room.instances for room in rooms):
         raise InputError(f"resources.instance_type: {rooms[0].refusal(resources.max_instances)}")
     notes = (f"{room.note()}{_consequence(room, resources.max_instances)}." for room in rooms)
@@ -120,22 +120,15 @@ def _by_type(rooms: Sequence[capacity.Room]) -> dict[str, dict[Market, int]]:
     return found
 
 
-def _rooms(
-    session: calls.AwsSession, resources: Resources, notes: Sequence[str]
-) -> tuple[Sequence[capacity.Room], tuple[str, ...]]:
-    """Return the account's quota for each type on each market that a plan may use, or a remark why it is unknown.
-
-    `notes` are the remarks on prices: their reason is not repeated.
-    """
+def _rooms(session: calls.AwsSession, resources: Resources) -> tuple[Sequence[capacity.Room], tuple[str, ...]]:
+    """Return the account's quota for each type on each market that a plan may use, or a remark why it is unknown."""
     from rubberband.cloud.aws.capacity import quotas
 
     markets = MARKETS if resources.market == "spot" else MARKETS[:1]
     try:
         return quotas(session, types_of(resources), markets), ()
     except ProviderError as error:
-        why = str(error)
-    reason = "for the same reason" if why in notes else why
-    return (), (f"quota: not known ({reason}); max_instances={resources.max_instances} is used unchecked.",)
+        return (), (f"quota: not known ({error}); max_instances={resources.max_instances} is used unchecked.",)
 
 
 def _consequence(room: capacity.Room, max_instances: int) -> str:

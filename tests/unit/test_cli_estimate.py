@@ -330,7 +330,7 @@ def test_plan_without_credentials_is_an_estimate_that_says_so(file: str, rubberb
     assert planned["prediction"] == rubberband.json("estimate", file, *AWS)["prediction"]
     notes = "\n".join(planned["notes"])
     assert "AWS prices are not available (there are no AWS credentials" in notes
-    assert "quota: not known (for the same reason); max_instances=16 is used unchecked." in notes
+    assert "quota: not known (there are no AWS credentials" in notes
     assert "price: that of g5.xlarge is from the catalogue of 2026-01-19" in notes
 
 
