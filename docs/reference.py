@@ -20,6 +20,7 @@ from typer.cli import get_docs_for_click
 
 from rubberband.api.app import document
 from rubberband.cli import Promised, app
+from rubberband.features import FEATURES
 
 ROOT = Path(__file__).parents[1]
 ROLES, ROLES_SOURCE = "ec2-roles.md", "../cloud/aws/policies/README.md"
@@ -44,8 +45,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Redirect links to the README of the roles, which is beside the policies, to its page."""
-    return markdown.replace(f"({ROLES_SOURCE})", f"({ROLES})")
+    """Redirect links to the README of the roles, which is beside the policies, to its page; fill in the features."""
+    return markdown.replace(f"({ROLES_SOURCE})", f"({ROLES})").replace("<!-- features -->", "\n".join(features()))
+
+
+def features() -> Iterator[str]:
+    """Generate the table of features."""
+    yield "| feature | words of the file | commands | below `rubberband` |\n|---|---|---|---|"
+    for feature in FEATURES:
+        cells = (", ".join(map("`{}`".format, names)) for names in (feature.words, feature.commands, feature.modules))
+        yield f"| [{feature.name}]({feature.page}) | {' | '.join(cells)} |"
 
 
 def commands() -> Iterator[str]:

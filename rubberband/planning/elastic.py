@@ -1,4 +1,7 @@
-"""Planning of elastic batches: trials whose batch size follows the model of a profile."""
+"""Planning of elastic batches: trials whose batch size follows the model of a profile.
+
+The model is imported where a profile has one.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from dataclasses import replace
 
 from rubberband.errors import InputError
 from rubberband.planner import JobPlan, Problem
-from rubberband.planner.goodput.planning import adapted, at_noise_scale, extrapolated, limits_within, scaled_size
 from rubberband.planning.assumptions import Change, slower
 from rubberband.planning.candidates import POOR_FIT
 from rubberband.spec.experiment import Experiment
@@ -25,6 +27,8 @@ def problem(experiment: Experiment, profile: Profile, plain: Problem) -> Problem
     batch, limits, slots = experiment.batch.to_plain(), plain.constraints, plain.offer.slots
     if batch is None or profile.goodput is None:
         return None
+    from rubberband.planner.goodput.planning import adapted, limits_within
+
     model = replace(profile.goodput, limits=limits_within(profile.goodput, batch))
     least, most = limits.min_gpus_per_trial, min(limits.max_gpus_per_trial, model.limits.max)
     if least > most:
@@ -49,6 +53,8 @@ def changes(job: JobPlan, now: Problem) -> Iterator[Change]:
     model = now.profile.goodput
     if model is None:
         return
+    from rubberband.planner.goodput.planning import at_noise_scale, extrapolated
+
     used = sorted({choice.gpus_per_trial for choice in job.plan.stages})
     if unseen := extrapolated(model, now.offer.slots, used):
         yield slower("speed beyond measured batches", "extrapolated", unseen, "by the model", now)
@@ -75,6 +81,8 @@ def _scaling_line(model: GoodputProfile, gpus_per_instance: int) -> str:
     widest = max(point.gpus for point in model.points)
     if widest == 1:
         return "only 1 GPU was measured, so it is not known how far a trial scales"
+    from rubberband.planner.goodput.planning import scaled_size
+
     sizes = gang_sizes(gpus_per_instance, 1, min(model.limits.max, WIDEST_NOTED))
     scaled = scaled_size(model, gpus_per_instance, sizes, 1)
     more = " or more" if scaled == sizes[-1] else ""

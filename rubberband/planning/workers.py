@@ -1,4 +1,7 @@
-"""Planning of asynchronous training: trials whose speed follows the queueing model of a profile."""
+"""Planning of asynchronous training: trials whose speed follows the queueing model of a profile.
+
+The model is imported where a profile has one.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,6 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from rubberband.planner import JobPlan, Problem
-from rubberband.planner.queueing import (
-    KNEE_GAIN,
-    curve,
-    knee,
-    least_telling,
-    scaled,
-    seconds_per_iteration,
-    updates_per_s,
-    with_servers,
-)
 from rubberband.planning.assumptions import Change
 from rubberband.planning.candidates import models_workers
 from rubberband.spec.experiment import Experiment
@@ -28,6 +21,8 @@ def problem(experiment: Experiment, profile: Profile, plain: Problem) -> Problem
     asked = experiment.training.to_plain()
     if asked is None or profile.asynchronous is None or not models_workers(experiment, profile):
         return None
+    from rubberband.planner.queueing import scaled, with_servers
+
     modelled = replace(plain.profile, asynchronous=with_servers(profile.asynchronous, asked.servers))
     sizes = [gpus for gpus in plain.constraints.gang_sizes(plain.offer.slots) if gpus >= profile.smallest_gpus]
     return replace(plain, profile=scaled(modelled, sizes) if sizes else modelled)
@@ -43,6 +38,8 @@ def notes(experiment: Experiment, profile: Profile, used: Collection[int]) -> li
             "async: the profile has no model of the workers, so that gangs that were not measured are interpolated; "
             "measure one with `rubberband profile`."
         ]
+    from rubberband.planner.queueing import KNEE_GAIN, curve, knee, least_telling, updates_per_s
+
     most, bend = max(used), knee(model)
     whole = curve(model, most)
     low, high = float(whole.low[-1]), float(whole.high[-1])
@@ -64,7 +61,11 @@ def notes(experiment: Experiment, profile: Profile, used: Collection[int]) -> li
 def changes(job: JobPlan, now: Problem) -> Iterator[Change]:
     """Yield a further input where no gang was measured that shows how asynchronous workers wait."""
     model, most = now.profile.asynchronous, max(choice.gpus_per_trial for choice in job.plan.stages)
-    if model is None or model.blend is not None or least_telling(model, most) is None:
+    if model is None or model.blend is not None:
+        return
+    from rubberband.planner.queueing import least_telling, seconds_per_iteration, updates_per_s
+
+    if least_telling(model, most) is None:
         return
     sizes = sorted(now.profile.seconds_per_iteration)
     expected, slowest = (seconds_per_iteration(one, sizes) for one in (model, replace(model, blend=0.0)))
@@ -78,6 +79,8 @@ def lines(profile: Profile, _: int) -> list[str]:
     """Return lines on the times of an update, and on how far its workers scale; none for synchronous training."""
     if profile.asynchronous is None:
         return []
+    from rubberband.planner.queueing import curve, knee, scaled
+
     model = scaled(profile, sorted(profile.seconds_per_iteration)).asynchronous
     assert model is not None, "it had one"
     times, bend = model.times, knee(model)

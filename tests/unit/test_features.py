@@ -47,9 +47,3 @@ def test_each_arrow_and_type_of_the_page_is_in_its_file(name: str, path: str) ->
     module = importlib.import_module(top if top.startswith("rubberband.") else f"rubberband.{top}")
     found = functools.reduce(getattr, name.split("."), module)
     assert found.__module__ == module.__name__
-
-
-def test_the_page_has_each_feature() -> None:
-    for feature in FEATURES:
-        row = next(line for line in PAGE.splitlines() if line.startswith(f"| [{feature.name}]({feature.page}) |"))
-        assert re.findall("`(.*?)`", row) == [*feature.words, *feature.commands, *feature.modules]
