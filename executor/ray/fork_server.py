@@ -5,7 +5,7 @@ worker; the forked one replaces it, with its arguments, environment, folder and 
 logs work as usual. It forks only if that is safe: no thread may hold a lock, and no GPU may be in use. Otherwise, and
 on other systems than Linux, workers start on their own. It ends with the driver, without its workers.
 
-Functions in gangs have processes of their own, which a worker asks for (`programs/process.py` of training). They are
+Functions in gangs have processes of their own, which a worker asks for (`guarded_process.py` of training). They are
 forked as well, below a guard, if their imports would have found the same in a process of their own (`_Imports`).
 """
 

@@ -1,7 +1,7 @@
 """Checks a trial before anything is rented: one iteration, a checkpoint, and a fresh instance that continues from it.
 
 It runs in a process of its own, without Ray, which ends with all that the trial leaves behind: threads, CUDA contexts,
-processes. `check` starts it and waits; `python -m rubberband.executor.training.checking FD` is it.
+processes. `check` starts it and waits; `python -m rubberband.executor.training.checking` is it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ import pickle
 import re
 import select
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -42,6 +40,7 @@ from rubberband.executor.training.failures import (
     describe,
     refused,
 )
+from rubberband.executor.training.guarded_process import GuardedProcess
 from rubberband.executor.training.kinds import kind_of
 from rubberband.executor.training.run import close_all, make_runner
 from rubberband.executor.training.runner import Runner
@@ -75,31 +74,22 @@ def check(
     environment |= {"CUDA_VISIBLE_DEVICES": order.device_id, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     environment[HASH_SEED] = order.entrypoint.environment.hash_seed
     environment["TORCH_COMPILE_DISABLE"] = "1"  # compiling may take longer than the check
-    inbound, outbound = os.pipe()
-    with os.fdopen(inbound, "rb") as answers:
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "rubberband.executor.training.checking", str(outbound)],
-                env=environment,
-                pass_fds=[outbound],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        finally:
-            os.close(outbound)
-        with _ended(process):
-            assert process.stdin is not None
-            with suppress(BrokenPipeError):
-                pickle.dump((order, limit_s), process.stdin)
-                process.stdin.flush()
+    (orders, ordering), (inbound, outbound) = os.pipe(), os.pipe()
+    shown = (1, 2) if output is None else (output if isinstance(output, int) else output.fileno(),) * 2
+    words = [sys.executable, "-P", "-m", "rubberband.executor.training.checking", str(orders), str(outbound)]
+    process = GuardedProcess(words, environment, os.getcwd(), *map(os.dup, shown), passed=(orders, outbound))
+    try:
+        os.close(orders)
+        os.close(outbound)
+        with suppress(BrokenPipeError), os.fdopen(ordering, "wb") as file:
+            pickle.dump((order, limit_s), file)
+        with os.fdopen(inbound, "rb") as answers:
             return _followed(answers, process, limit_s, cancelled)
+    finally:
+        process.end()
 
 
-def _followed(
-    answers: IO[bytes], process: subprocess.Popen[bytes], limit_s: float, cancelled: Callable[[], bool]
-) -> TrialCheck:
+def _followed(answers: IO[bytes], process: GuardedProcess, limit_s: float, cancelled: Callable[[], bool]) -> TrialCheck:
     """Return the child's last answer, with its end as a problem if that came too early."""
     until, received, found = time.monotonic() + limit_s, b"", TrialCheck()
     while time.monotonic() < until and not cancelled():
@@ -119,31 +109,15 @@ def _followed(
     return found
 
 
-def _end_of(process: subprocess.Popen[bytes]) -> tuple[str, bool]:
+def _end_of(process: GuardedProcess) -> tuple[str, bool]:
     """Return how a process ended, and whether it was killed, as it is where memory runs out."""
-    try:
-        code = process.wait(_LOOK_S)
-    except subprocess.TimeoutExpired:
+    if (code := process.wait(_LOOK_S)) is None:
         return "the trial closed all files of its process; close only those that it opened", False
-    if code >= 0:
+    if code < 128 or code - 128 not in {number.value for number in signal.Signals}:
         return f"the trial ended its process with exit code {code}; raise an exception instead", False
-    name = signal.Signals(-code).name if -code in {number.value for number in signal.Signals} else str(-code)
+    name = signal.Signals(code - 128).name
     fix = "it may need less memory" if name == "SIGKILL" else "see its output"
     return f"the trial's process was ended by {name}; {fix}", name == "SIGKILL"
-
-
-@contextmanager
-def _ended(process: subprocess.Popen[bytes]) -> Any:
-    """End the process and all of its group, however this is left."""
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        assert process.stdin is not None
-        with suppress(OSError):
-            process.stdin.close()
 
 
 # The child.
@@ -375,21 +349,15 @@ def _is_ours(file: str) -> bool:
     return file.startswith(own) or any(part in file for part in machinery)
 
 
-def _end_with_driver() -> None:
-    while os.read(0, 1):  # not by sys.stdin, whose lock a loader worker that is forked meanwhile would wait for
-        pass
-    os.killpg(0, signal.SIGKILL)  # with the trial's own processes; `check` has started a group
-
-
 def main() -> None:
     faulthandler.enable()
     order: CheckOrder
-    order, limit_s = pickle.load(sys.stdin.buffer)
+    with os.fdopen(int(sys.argv[1]), "rb") as file:
+        order, limit_s = pickle.load(file)
     until = time.monotonic() + limit_s
-    threading.Thread(target=_end_with_driver, daemon=True).start()
     order.entrypoint.environment.put()
     os.environ[GANGS] = ",".join(map(str, order.gangs))
-    with os.fdopen(int(sys.argv[1]), "w") as answers:
+    with os.fdopen(int(sys.argv[2]), "w") as answers:
         StepwiseCheck(order, answers, until).run()
         sys.stdout.flush()
         sys.stderr.flush()

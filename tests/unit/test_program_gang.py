@@ -143,7 +143,7 @@ def test_the_word_of_a_gang_counts_with_any_variables_of_its_worker(
 
         go_on = end
 
-    monkeypatch.setattr(command_runner, "ProgramProcess", Started)
+    monkeypatch.setattr(command_runner, "GuardedProcess", Started)
     gang: Any = SimpleNamespace(place=place, check=lambda: None, has_formed=lambda: True, broken="", is_over=True)
     program = ProgramCommand(words=("true",), metrics=Metrics(source="stdout"), launch=launch)
     runner = command_runner.CommandRunner(program, replace(SEGMENT, num_workers=2), str(tmp_path), gang, Environment())

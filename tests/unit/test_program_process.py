@@ -11,8 +11,8 @@ from typing import cast
 
 import pytest
 
+from rubberband.executor.training.guarded_process import GuardedProcess
 from rubberband.executor.training.programs.printed import Printed
-from rubberband.executor.training.programs.process import ProgramProcess
 from rubberband.values.command import Metrics
 from tests.builders.waiting import eventually
 
@@ -25,10 +25,10 @@ child.wait()
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[ProgramProcess, int]]:
+def pair(tmp_path: Path) -> Iterator[tuple[GuardedProcess, int]]:
     """A program that waits for another one, and the number of that one."""
     with open(os.devnull, "w") as output:
-        program = ProgramProcess(
+        program = GuardedProcess(
             [sys.executable, "-c", PAIR], os.environ, str(tmp_path), *map(os.dup, [output.fileno()] * 2)
         )
     eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
@@ -41,7 +41,7 @@ def state(pid: int) -> str:
 
 
 def test_a_pause_stops_what_the_program_started_and_the_end_does_not_wait_for_it(
-    pair: tuple[ProgramProcess, int],
+    pair: tuple[GuardedProcess, int],
 ) -> None:
     program, child = pair
     program.pause()
@@ -72,7 +72,7 @@ def test_a_line_is_read_whatever_it_ends_with_and_from_its_last_return_on(
         (tmp_path / "log").write_bytes(text)
     else:
         output, stdout = os.pipe()
-        printed.watch(cast("ProgramProcess", SimpleNamespace()), [output])
+        printed.watch(cast("GuardedProcess", SimpleNamespace()), [output])
         os.write(stdout, text)
         os.close(stdout)
         printed.finish()

@@ -279,7 +279,7 @@ def test_a_resume_checks_first_that_the_batch_can_be_adapted(tmp_path: Path) -> 
     )
     made = run_spec(checkpoints=str(folder.checkpoints), entrypoint=train, batch=GOODPUT)
     session.create(folder, one_gpu, made)
-    with pytest.raises(EntrypointError, match=r"is a function, .* set batch.policy to fixed"):
+    with pytest.raises(EntrypointError, match=r"is a function, .* leave out batch.policy: goodput"):
         session.run(folder)
 
 

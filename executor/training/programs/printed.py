@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from rubberband.executor.training.failures import UnclearMetric
-from rubberband.executor.training.programs.process import ProgramProcess
+from rubberband.executor.training.guarded_process import GuardedProcess
 from rubberband.units import shown
 from rubberband.values.command import (
     CHECKPOINT_PLACE,
@@ -91,12 +91,12 @@ class Printed:
         self._saves = saves
         self._lines = deque[MetricLine]()
         self._came = threading.Condition()
-        self._program: ProgramProcess | None = None
+        self._program: GuardedProcess | None = None
         self._thread: threading.Thread | None = None
         self._before = MetricLine({}, time.time())
         self._signature = self._saved()
 
-    def watch(self, program: ProgramProcess, outputs: Collection[int]) -> None:
+    def watch(self, program: GuardedProcess, outputs: Collection[int]) -> None:
         """Read the `outputs` of a program, which are closed then, in a thread."""
         self._program = program
         self._thread = threading.Thread(target=self._read, args=(outputs,), name="rubberband output", daemon=True)

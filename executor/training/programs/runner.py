@@ -24,6 +24,7 @@ from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import TrainingEnded, TrialFailure, WorkerTrace, refused
 from rubberband.executor.training.guard import NOT_STARTED
+from rubberband.executor.training.guarded_process import GuardedProcess
 from rubberband.executor.training.programs.gang import ProgramGang
 from rubberband.executor.training.programs.printed import (
     BESIDE_S,
@@ -34,7 +35,6 @@ from rubberband.executor.training.programs.printed import (
     newest,
     signature,
 )
-from rubberband.executor.training.programs.process import ProgramProcess
 from rubberband.executor.training.reporting import BEGUN, CHECKPOINT, CONFIG, GO_ON, LINE, short
 from rubberband.executor.training.runner import Runner, Steps, clean_metrics
 from rubberband.executor.training.segment import Segment
@@ -103,7 +103,7 @@ class CommandRunner(Runner):
         self._line_at = 0.0
         """Time of the line with the metric before, in seconds since the epoch."""
         self._words: list[str] = []
-        self._program: ProgramProcess | None = None
+        self._program: GuardedProcess | None = None
         self._printed: Printed | None = None
         self._reports = _Reports(self._place / "line")
         self._has_formed = segment.num_workers == 1 or command.launch == "machine"
@@ -330,7 +330,7 @@ class CommandRunner(Runner):
         self._printed = Printed(command.metrics, segment.metric, self._checkpoint, saves=saves)
         self._words = command.line(segment.config, places)
         (output, printing), (errors, complaining) = os.pipe(), os.pipe()
-        self._program = ProgramProcess(self._words, environment, self._folder, printing, complaining, forks=self.forks)
+        self._program = GuardedProcess(self._words, environment, self._folder, printing, complaining, forks=self.forks)
         self._printed.watch(self._program, (output, errors))
 
     def _require_group(self) -> None:

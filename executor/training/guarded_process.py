@@ -1,4 +1,4 @@
-"""A process that runs a trial's program, held by `guard.py`."""
+"""A process that runs code of a user, held by `guard.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rubberband.cloud.ray_head.worker_start import is_forked
@@ -23,8 +23,8 @@ _STOPPED_S = 0.2
 _LOOK_S = 0.001
 
 
-class ProgramProcess:
-    """One start of a program."""
+class GuardedProcess:
+    """One start of a program, or of a check."""
 
     def __init__(
         self,
@@ -35,10 +35,12 @@ class ProgramProcess:
         errors: int,
         *,
         forks: bool = False,
+        passed: Sequence[int] = (),
     ) -> None:
         """`output`, `errors`: the pipes that it prints to; they are closed here.
 
         `forks`: `words` run a module of Python, in a process of the fork server's imports if it is safe.
+        `passed`: further files that it has open.
         """
         self._line, theirs = socket.socketpair()
         streams = (theirs.fileno(), output, errors)
@@ -50,6 +52,7 @@ class ProgramProcess:
                 stdin=theirs.fileno(),
                 stdout=output,
                 stderr=errors,
+                pass_fds=passed,
                 start_new_session=True,
             )
         theirs.close()
@@ -62,9 +65,10 @@ class ProgramProcess:
 
     def poll(self) -> int | None:
         """Return its exit code, of 128 and more for a signal; None while it runs."""
-        return self._wait(0.0)
+        return self.wait(0.0)
 
-    def _wait(self, seconds: float) -> int | None:
+    def wait(self, seconds: float) -> int | None:
+        """Wait that long for its exit code."""
         if self._code is None and select.select([self._line], [], [], seconds)[0]:
             answer = self._answers.readline()
             self._code = int(answer) if answer else -signal.SIGKILL  # the guard was killed
@@ -98,10 +102,10 @@ class ProgramProcess:
         if self._answers.closed:
             return
         self._send(guard.TERMINATE)
-        if self._wait(guard.PATIENCE_S + 1.0) is None and self._guard_pid:
+        if self.wait(guard.PATIENCE_S + 1.0) is None and self._guard_pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._guard_pid, signal.SIGKILL)
-            self._wait(guard.PATIENCE_S)
+            self.wait(guard.PATIENCE_S)
         self._answers.close()
         self._line.close()
         if self._code is None or self._code < 0:  # the guard was killed, and cannot end the session
