@@ -8,7 +8,6 @@ spent in it, and what those that run may still spend.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 from rubberband.cloud.catalogue import Table, types_of
 from rubberband.cloud.offers import offers
 from rubberband.errors import DamagedJournalError, InputError, ProviderError, RubberbandError
-from rubberband.executor.journal.folder import ExperimentFolder, folders, open_folder
+from rubberband.executor.journal.folder import ExperimentFolder, folders, open_folder, stamp_of
 from rubberband.executor.run.follower import JournalFollower, at_work, salvage, summary_of
 from rubberband.features import parts
 from rubberband.files import EXCLUSIVE, locked, make_directories, private, write_atomically
@@ -284,8 +283,8 @@ def _rents(words: Mapping[str, Any]) -> bool:
 
 
 def _experiment_usd(folder: ExperimentFolder, now: float) -> float:
-    busy = at_work(folder)
-    if not busy and folder.store is None and _changed_at(folder.journal) < month_begin(now):
+    busy, written_ns = at_work(folder), [ns for ns, _ in stamp_of(folder) or ()]
+    if not busy and folder.store is None and max(written_ns, default=0) < month_begin(now) * 1e9:
         return 0.0
     try:
         with closing(JournalFollower(folder)) as follower:
@@ -307,14 +306,6 @@ def _experiment_usd(folder: ExperimentFolder, now: float) -> float:
         return spent_usd
     most_usd = summary.forecast_cost_usd if most_usd is None else most_usd
     return spent_usd + max(0.0, (most_usd or 0.0) - summary.cost_usd)
-
-
-def _changed_at(journal: Path) -> float:
-    changed_at = 0.0
-    for suffix in ("", "-wal"):
-        with suppress(OSError):
-            changed_at = max(changed_at, os.stat(f"{journal}{suffix}").st_mtime)
-    return changed_at
 
 
 def _pool_usd(folder: PoolFolder, now: float) -> float:
@@ -349,7 +340,7 @@ def keep_spent(folder: ExperimentFolder, created_at: float, spent_usd: float) ->
     """
     note = _Note(folder.home / _SPENDING / f"{folder.name}.deleted-{created_at:.6f}.json")
     make_directories(note.path.parent)
-    note.write(name=folder.name, usd=spent_usd, beside=True)
+    note.write(usd=spent_usd)
 
 
 @dataclass(slots=True)
@@ -375,16 +366,17 @@ def pledged(experiment: Experiment, folder: ExperimentFolder) -> Iterator[Pledge
         with _alone(note):  # one process at a time looks whether the month has room, and notes
             if (policy := load_policy(folder.home)) is not None:
                 _require_month(policy, folder, experiment.constraints.max_cost_usd)
-            note.write(name=folder.name, usd=experiment.constraints.max_cost_usd, beside=folder.exists)
+            until = {} if folder.exists else {"until": folder.name}
+            note.write(usd=experiment.constraints.max_cost_usd, **until)
     except OSError as error:
         raise InputError(f"{note.path} cannot be written ({error.strerror}); make room or give access") from None
     try:
         yield held
     except RubberbandError as error:
         held.spent_usd += error.spent_usd
-        note.settle(folder.name, held.spent_usd)
+        note.settle(held.spent_usd)
         raise
-    note.settle(folder.name, held.spent_usd)
+    note.settle(held.spent_usd)
 
 
 @contextmanager
@@ -410,7 +402,7 @@ def pledge_on_head(home: Path, head: str, most_usd: float | None) -> None:
             _require_month(policy, open_folder("", home), most_usd)
         more_usd = most_usd or 0.0
         usd, open_usd = note.month_usd((), now) + more_usd, note.month_usd((), month_end(now)) + more_usd
-        note.write(name="", usd=usd, open=open_usd, beside=True, starts=[*note.starts(now), now])
+        note.write(usd=usd, open=open_usd, starts=[*note.starts(now), now])
 
 
 def require_head(home: Path, region: str, instance_type: str | None = None) -> None:
@@ -442,7 +434,7 @@ def note_of_head(home: Path, head: str, usd: float, open_usd: float, *, has_ende
         starts = note.starts(now)[int(has_ended) :]
         if starts:
             usd, open_usd = max(usd, note.month_usd((), now)), max(open_usd, note.month_usd((), month_end(now)))
-        note.write(name="", usd=usd, open=open_usd, beside=True, starts=starts)
+        note.write(usd=usd, open=open_usd, starts=starts)
 
 
 def note_end_of_head(home: Path, head: str) -> None:
@@ -450,7 +442,7 @@ def note_end_of_head(home: Path, head: str) -> None:
     note = _head_note(home, head)
     if note.path.exists():
         with _alone(note):
-            note.write(name="", usd=note.month_usd((), time.time()), open=0.0, beside=True)
+            note.write(usd=note.month_usd((), time.time()), open=0.0)
 
 
 def heads_that_may_spend(home: Path) -> dict[str, float]:
@@ -468,29 +460,26 @@ def _head_note(home: Path, head: str) -> _Note:
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """File of what an experiment may spend until it has a journal, or has spent `beside` that."""
+    """File of what was spent, or may be: an experiment's `until` it has a journal, or beside that; or a head's."""
 
     path: Path
 
     def write(self, **words: Any) -> None:
         write_atomically(self.path, json.dumps({"at": time.time(), **words}).encode(), durable=True)
 
-    def settle(self, name: str, spent_usd: float) -> None:
+    def settle(self, spent_usd: float) -> None:
         """Keep what was spent and is in no journal; on a full disk all that was pledged counts on."""
         with suppress(OSError):
             if spent_usd > 0.0:
-                self.write(name=name, usd=spent_usd, beside=True)
+                self.write(usd=spent_usd)
             else:
                 self.path.unlink(missing_ok=True)
 
     def starts(self, now: float) -> list[float]:
         """Return when runs were started of which their head may not know yet; none without a note that can be read."""
         with suppress(OSError, ValueError):
-            return [
-                started_at
-                for started_at in json.loads(self.path.read_bytes()).get("starts", ())
-                if now - started_at < _STARTS_S
-            ]
+            starts = json.loads(self.path.read_bytes()).get("starts", ())
+            return [started_at for started_at in starts if now - started_at < _STARTS_S]
         return []
 
     def month_usd(self, begun: Collection[str], now: float) -> float:
@@ -499,7 +488,7 @@ class _Note:
             note = json.loads(self.path.read_bytes())
             if note["at"] < month_begin(now):
                 return float(note.get("open", 0.0))
-            return float(note["usd"]) if note["beside"] or note["name"] not in begun else 0.0
+            return 0.0 if note.get("until") in begun else float(note["usd"])
         except FileNotFoundError:  # it has just got its journal
             return 0.0
         except (OSError, ValueError, KeyError, TypeError):

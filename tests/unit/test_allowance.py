@@ -405,7 +405,7 @@ def test_the_month_has_what_runs_have_spent_and_what_those_that_run_still_may(ho
 def test_a_journal_of_last_month_counts_once_its_log_is_of_this_one(home: Path) -> None:
     spent_usd, journal = on_ec2(home, "one", 20), ExperimentFolder(home=home, name="one").journal
     os.utime(journal, (before := month_begin(time.time()) - 3600.0, before))
-    journal.with_name(f"{journal.name}-wal").touch()  # SQLite writes to the file later
+    journal.with_name(f"{journal.name}-wal").write_bytes(bytes(32))  # SQLite writes to the file later
     assert committed_usd(home, time.time()) == pytest.approx(spent_usd)
 
 
