@@ -40,42 +40,34 @@ OwnerOption = Annotated[
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
-BucketOption = Annotated[
-    str | None,
-    typer.Option("--bucket", metavar="NAME", help="An existing bucket. By default one is created."),
-]
-TypesOption = Annotated[
-    str | None,
-    typer.Option(
-        "--types",
-        metavar="LIST",
-        help="The only types that the head may rent, such as g4dn.*,g5.*; '*' for any. Quotas are requested "
-        "for these families. By default those of an earlier set-up, else any.",
-    ),
-]
-VcpusOption = Annotated[
-    int, typer.Option("--vcpus", min=1, help="The quota of vCPUs to have or to request, on spot and on demand.")
-]
-BudgetOption = Annotated[
-    float | None,
-    typer.Option("--budget", metavar="USD", min=1, help="Create a monthly budget of the account; needs --email."),
-]
-EmailOption = Annotated[
-    str | None, typer.Option("--email", metavar="ADDRESS", help="Address for the alerts of the budget.")
-]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Change nothing, and print the template.")]
-
-
 @aws.command()
 def setup(
     region: RegionOption = None,
-    bucket: BucketOption = None,
-    types: TypesOption = None,
-    vcpus: VcpusOption = 16,
-    budget: BudgetOption = None,
-    email: EmailOption = None,
+    bucket: Annotated[
+        str | None,
+        typer.Option("--bucket", metavar="NAME", help="An existing bucket. By default one is created."),
+    ] = None,
+    types: Annotated[
+        str | None,
+        typer.Option(
+            "--types",
+            metavar="LIST",
+            help="The only types that the head may rent, such as g4dn.*,g5.*; '*' for any. Quotas are requested "
+            "for these families. By default those of an earlier set-up, else any.",
+        ),
+    ] = None,
+    vcpus: Annotated[
+        int, typer.Option("--vcpus", min=1, help="The quota of vCPUs to have or to request, on spot and on demand.")
+    ] = 16,
+    budget: Annotated[
+        float | None,
+        typer.Option("--budget", metavar="USD", min=1, help="Create a monthly budget of the account; needs --email."),
+    ] = None,
+    email: Annotated[
+        str | None, typer.Option("--email", metavar="ADDRESS", help="Address for the alerts of the budget.")
+    ] = None,
     owner: OwnerOption = "rubberband",
-    dry_run: DryRunOption = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, and print the template.")] = False,
     yes: YesOption = False,
 ) -> None:
     """Create what runs on EC2 need.

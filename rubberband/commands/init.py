@@ -38,28 +38,22 @@ _MOST_PARAMETERS = 8
 """Options of a program beyond which only those with usual names are searched."""
 
 
-TrialArgument = Annotated[
-    str | None,
-    argument(
-        "TRIAL",
-        "module:Class, module:function, a script such as train.py, or a command line in quotes; without it, a small "
-        "trial is written too.",
-    ),
-]
-NewFileArgument = Annotated[Path | None, argument("FILE", f"The file to write. [default: {DEFAULT_FILE}]")]
-MetricOption = Annotated[
-    str | None, option("--metric", "NAME", "The metric that ranks trials. [default: as found in the trial]")
-]
-CheckOption = Annotated[
-    bool, typer.Option("--check/--no-check", help="Try one iteration, to find its metric and its duration.")
-]
-
-
 def init(
-    trial: TrialArgument = None,
-    file: NewFileArgument = None,
-    metric: MetricOption = None,
-    check: CheckOption = True,
+    trial: Annotated[
+        str | None,
+        argument(
+            "TRIAL",
+            "module:Class, module:function, a script such as train.py, or a command line in quotes; without it, a "
+            "small trial is written too.",
+        ),
+    ] = None,
+    file: Annotated[Path | None, argument("FILE", f"The file to write. [default: {DEFAULT_FILE}]")] = None,
+    metric: Annotated[
+        str | None, option("--metric", "NAME", "The metric that ranks trials. [default: as found in the trial]")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Try one iteration, to find its metric and its duration.")
+    ] = True,
 ) -> None:
     """Write an experiment file for a trial.
 

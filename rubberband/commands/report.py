@@ -150,25 +150,20 @@ class ExportFormat(StrEnum):
     json = "json"
 
 
-ExportOption = Annotated[
-    ExportFormat | None,
-    typer.Option("--output", "-o", help="Format. By default as FILE ends, else csv.", show_default=False),
-]
-ReportsOption = Annotated[
-    bool, typer.Option("--reports", help="A row for each report of each trial, instead of one for each trial.")
-]
-ToOption = Annotated[
-    str | None,
-    option("--to", "URL", "Write an Optuna study to this database instead, such as sqlite:///study.db."),
-]
-
-
 def export(
     name: Name,
     file: Annotated[Path | None, argument("FILE", "Where to write it; by default to stdout.")] = None,
-    output: ExportOption = None,
-    reports: ReportsOption = False,
-    to: ToOption = None,
+    output: Annotated[
+        ExportFormat | None,
+        typer.Option("--output", "-o", help="Format. By default as FILE ends, else csv.", show_default=False),
+    ] = None,
+    reports: Annotated[
+        bool, typer.Option("--reports", help="A row for each report of each trial, instead of one for each trial.")
+    ] = False,
+    to: Annotated[
+        str | None,
+        option("--to", "URL", "Write an Optuna study to this database instead, such as sqlite:///study.db."),
+    ] = None,
     server: ServerOption = None,
     on: OnOption = None,
 ) -> None:

@@ -37,61 +37,30 @@ if TYPE_CHECKING:
     from rubberband.executor.run.driver import Observer
 
 
-NewOption = Annotated[
-    bool, typer.Option("--new", help="If the name is taken, use the next free one: digits, digits-2, digits-3.")
-]
-CheckOption = Annotated[
-    bool, typer.Option("--check/--no-check", help="Try one iteration of a trial that is new or has changed first.")
-]
-ProfileAgainOption = Annotated[
-    bool, typer.Option("--profile-again", help="Measure the profile again, even if there is one.")
-]
-RunOnOption = Annotated[
-    OtherMachine | None,
-    option(
-        "--on",
-        "head",
-        "Run on the head on EC2, starting it if needed, and follow the run. It continues if this machine"
-        " is switched off.",
-    ),
-]
-
-
-AddressOption = Annotated[
-    str | None,
-    option("--address", "HOST:PORT", "With provider ray: the cluster's head, if it is elsewhere now."),
-]
-
-
-OutOption = Annotated[
-    Path | None, option("--out", "OUT", "The file to write. [default: FILE with .profile.json as its ending]")
-]
-IterationsOption = Annotated[
-    int, typer.Option("--iterations", min=1, help="Iterations to measure at each number of GPUs.")
-]
-TrialsOption = Annotated[
-    int | None,
-    option(
-        "--trials",
-        None,
-        "Trials to measure at each number of GPUs, in turn if they do not fit side by side. With more, "
-        "the spread between trials is known better. [default: as many as train side by side, or up to 16"
-        " within seconds]",
-        min=1,
-    ),
-]
-
-
 def run(
     file: FileArgument,
     policy: PolicyOption = PlanPolicy.optimal,
     overrides: Overrides = None,
-    new: NewOption = False,
-    check: CheckOption = True,
-    profile_again: ProfileAgainOption = False,
+    new: Annotated[
+        bool, typer.Option("--new", help="If the name is taken, use the next free one: digits, digits-2, digits-3.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Try one iteration of a trial that is new or has changed first.")
+    ] = True,
+    profile_again: Annotated[
+        bool, typer.Option("--profile-again", help="Measure the profile again, even if there is one.")
+    ] = False,
     no_cap: NoCapOption = False,
     yes: YesOption = False,
-    on: RunOnOption = None,
+    on: Annotated[
+        OtherMachine | None,
+        option(
+            "--on",
+            "head",
+            "Run on the head on EC2, starting it if needed, and follow the run. It continues if this machine"
+            " is switched off.",
+        ),
+    ] = None,
 ) -> None:
     """Plan an experiment, run it, and report.
 
@@ -145,7 +114,10 @@ def resume(
     server: ServerOption = None,
     no_cap: NoCapOption = False,
     yes: YesOption = False,
-    address: AddressOption = None,
+    address: Annotated[
+        str | None,
+        option("--address", "HOST:PORT", "With provider ray: the cluster's head, if it is elsewhere now."),
+    ] = None,
     on: OnOption = None,
 ) -> None:
     """Resume an interrupted experiment.
@@ -262,9 +234,23 @@ def submit(
 
 def profile(
     file: FileArgument,
-    out: OutOption = None,
-    iterations: IterationsOption = 3,
-    trials: TrialsOption = None,
+    out: Annotated[
+        Path | None, option("--out", "OUT", "The file to write. [default: FILE with .profile.json as its ending]")
+    ] = None,
+    iterations: Annotated[
+        int, typer.Option("--iterations", min=1, help="Iterations to measure at each number of GPUs.")
+    ] = 3,
+    trials: Annotated[
+        int | None,
+        option(
+            "--trials",
+            None,
+            "Trials to measure at each number of GPUs, in turn if they do not fit side by side. With more, "
+            "the spread between trials is known better. [default: as many as train side by side, or up to 16"
+            " within seconds]",
+            min=1,
+        ),
+    ] = None,
     overrides: Overrides = None,
     no_cap: NoCapOption = False,
     yes: YesOption = False,

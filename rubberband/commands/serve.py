@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _LEAST_KEPT_S = 3600.0
 
-HostOption = Annotated[str, typer.Option("--host", help="The address to listen on.")]
-PortOption = Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0: any that is free.")]
 StoreOption = Annotated[
     str | None,
     option(
@@ -43,158 +41,142 @@ StoreOption = Annotated[
         "[default: RUBBERBAND_STORE, or SQLite files in RUBBERBAND_HOME]",
     ),
 ]
-AuthOption = Annotated[
-    bool | None,
-    typer.Option("--auth/--no-auth", help="Require tokens. [default: beyond 127.0.0.1 only]", show_default=False),
-]
-AllowOption = Annotated[
-    list[str] | None,
-    option(
-        "--allow",
-        "MODULE:ATTRIBUTE",
-        "An entry point that submissions may run; MODULE:* for all that a module defines. Repeat for more.",
-    ),
-]
-CodeOption = Annotated[
-    list[Path] | None,
-    option("--code", "FOLDER", "The folder with that code. Repeat for more. [default: the current folder]"),
-]
-CommandsOption = Annotated[
-    bool,
-    typer.Option(
-        "--allow-commands",
-        help="Submissions may run commands (entrypoint.command), in the first --code folder: a shell on this machine "
-        "for every token.",
-    ),
-]
-NameOption = Annotated[
-    list[str] | None,
-    option("--host-name", "NAME", "A host name that the service answers for. Repeat for more."),
-]
-ProviderOption = Annotated[
-    list[str] | None,
-    option(
-        "--provider",
-        "PROVIDER",
-        "Providers that submissions may use: local, virtual, aws, ray, or of a package. Repeat for more. [default: "
-        "local, virtual, and the pool's]",
-    ),
-]
-CheckpointsOption = Annotated[
-    list[str] | None,
-    option(
-        "--checkpoints",
-        "PREFIX",
-        "A URL or folder below which submissions may keep checkpoints, such as s3://bucket/team/. Repeat for more. "
-        "[default: only in the experiment's folder]",
-    ),
-]
-EnvOption = Annotated[
-    list[str] | None, option("--env", "NAME", "A variable that submissions may set (resources.env). Repeat for more.")
-]
-SecretOption = Annotated[
-    list[str] | None,
-    option(
-        "--secret",
-        "NAME",
-        "A variable of the service's environment that submissions may use (resources.secrets). Repeat for more.",
-    ),
-]
-NotifyOption = Annotated[
-    list[str] | None,
-    option(
-        "--notify",
-        "NAME",
-        "A variable of the service's environment with a Slack or other address, which gets a notice when an "
-        "experiment ends, will be late or has trouble. Repeat for more.",
-    ),
-]
-RunningOption = Annotated[
-    int, typer.Option("--max-running", min=1, max=1000, help="Experiments that run at the same time.")
-]
-CostOption = Annotated[
-    str | None,
-    option("--max-cost", "USD", "The highest max_cost of a submission; each must then have one."),
-]
-ResumeOption = Annotated[
-    bool,
-    typer.Option(
-        "--auto-resume/--no-auto-resume",
-        help="Restart submissions whose process was killed or lost with the machine; retry again only after progress.",
-    ),
-]
-PoolOption = Annotated[
-    Path | None,
-    option(
-        "--pool",
-        "FILE",
-        "A pool file. Experiments of its provider share its instances, which the service promises them.",
-    ),
-]
-WeightOption = Annotated[
-    list[str] | None,
-    option("--weight", "NAME=N", "Share of a token's experiments in pool and queue; 1 by default. Repeat for more."),
-]
-BudgetOption = Annotated[
-    list[str] | None,
-    option(
-        "--budget",
-        "NAME=USD",
-        "Most that a token's experiments may cost a month, in the pool and elsewhere. Repeat for more.",
-    ),
-]
-PlannersOption = Annotated[int, typer.Option("--planners", min=1, max=64, help="Number of planning processes.")]
-PlanningOption = Annotated[str, typer.Option("--planning-limit", metavar="DURATION", help="Time limit for one plan.")]
-BodyOption = Annotated[
-    int, typer.Option("--body-limit", metavar="BYTES", min=1024, max=1 << 30, help="The largest body of a request.")
-]
-RateOption = Annotated[
-    float, typer.Option("--rate", metavar="N", help="Requests a second of one token or address; 0 sets no limit.")
-]
-KeepOption = Annotated[
-    str,
-    typer.Option(
-        "--keep-events",
-        metavar="DURATION",
-        help="Time after which the feed drops events of ended experiments. Their journals keep all events.",
-    ),
-]
-CertificateOption = Annotated[Path | None, option("--ssl-certfile", "FILE", "Serve HTTPS with this certificate.")]
-KeyOption = Annotated[Path | None, option("--ssl-keyfile", "FILE", "The certificate's key.")]
-ProxyOption = Annotated[
-    list[str] | None,
-    option("--proxy", "ADDRESS", "A proxy in front, whose X-Forwarded-For and -Proto are trusted. Repeat for more."),
-]
 
 
 def serve(
-    host: HostOption = "127.0.0.1",
-    port: PortOption = 8642,
+    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0: any that is free.")] = 8642,
     store: StoreOption = None,
-    auth: AuthOption = None,
-    allow: AllowOption = None,
-    code: CodeOption = None,
-    allow_commands: CommandsOption = False,
-    host_name: NameOption = None,
-    provider: ProviderOption = None,
-    checkpoints: CheckpointsOption = None,
-    env: EnvOption = None,
-    secret: SecretOption = None,
-    notify: NotifyOption = None,
-    max_running: RunningOption = 4,
-    max_cost: CostOption = None,
-    auto_resume: ResumeOption = True,
-    pool: PoolOption = None,
-    weight: WeightOption = None,
-    budget: BudgetOption = None,
-    planners: PlannersOption = 1,
-    planning_limit: PlanningOption = "30s",
-    body_limit: BodyOption = 1 << 20,
-    rate: RateOption = 200.0,
-    keep_events: KeepOption = "30d",
-    ssl_certfile: CertificateOption = None,
-    ssl_keyfile: KeyOption = None,
-    proxy: ProxyOption = None,
+    auth: Annotated[
+        bool | None,
+        typer.Option("--auth/--no-auth", help="Require tokens. [default: beyond 127.0.0.1 only]", show_default=False),
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        option(
+            "--allow",
+            "MODULE:ATTRIBUTE",
+            "An entry point that submissions may run; MODULE:* for all that a module defines. Repeat for more.",
+        ),
+    ] = None,
+    code: Annotated[
+        list[Path] | None,
+        option("--code", "FOLDER", "The folder with that code. Repeat for more. [default: the current folder]"),
+    ] = None,
+    allow_commands: Annotated[
+        bool,
+        typer.Option(
+            "--allow-commands",
+            help="Submissions may run commands (entrypoint.command), in the first --code folder: a shell on this "
+            "machine for every token.",
+        ),
+    ] = False,
+    host_name: Annotated[
+        list[str] | None,
+        option("--host-name", "NAME", "A host name that the service answers for. Repeat for more."),
+    ] = None,
+    provider: Annotated[
+        list[str] | None,
+        option(
+            "--provider",
+            "PROVIDER",
+            "Providers that submissions may use: local, virtual, aws, ray, or of a package. Repeat for more. [default: "
+            "local, virtual, and the pool's]",
+        ),
+    ] = None,
+    checkpoints: Annotated[
+        list[str] | None,
+        option(
+            "--checkpoints",
+            "PREFIX",
+            "A URL or folder below which submissions may keep checkpoints, such as s3://bucket/team/. Repeat for more. "
+            "[default: only in the experiment's folder]",
+        ),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        option("--env", "NAME", "A variable that submissions may set (resources.env). Repeat for more."),
+    ] = None,
+    secret: Annotated[
+        list[str] | None,
+        option(
+            "--secret",
+            "NAME",
+            "A variable of the service's environment that submissions may use (resources.secrets). Repeat for more.",
+        ),
+    ] = None,
+    notify: Annotated[
+        list[str] | None,
+        option(
+            "--notify",
+            "NAME",
+            "A variable of the service's environment with a Slack or other address, which gets a notice when an "
+            "experiment ends, will be late or has trouble. Repeat for more.",
+        ),
+    ] = None,
+    max_running: Annotated[
+        int, typer.Option("--max-running", min=1, max=1000, help="Experiments that run at the same time.")
+    ] = 4,
+    max_cost: Annotated[
+        str | None,
+        option("--max-cost", "USD", "The highest max_cost of a submission; each must then have one."),
+    ] = None,
+    auto_resume: Annotated[
+        bool,
+        typer.Option(
+            "--auto-resume/--no-auto-resume",
+            help="Restart submissions whose process was killed or lost with the machine; retry again only after "
+            "progress.",
+        ),
+    ] = True,
+    pool: Annotated[
+        Path | None,
+        option(
+            "--pool",
+            "FILE",
+            "A pool file. Experiments of its provider share its instances, which the service promises them.",
+        ),
+    ] = None,
+    weight: Annotated[
+        list[str] | None,
+        option(
+            "--weight", "NAME=N", "Share of a token's experiments in pool and queue; 1 by default. Repeat for more."
+        ),
+    ] = None,
+    budget: Annotated[
+        list[str] | None,
+        option(
+            "--budget",
+            "NAME=USD",
+            "Most that a token's experiments may cost a month, in the pool and elsewhere. Repeat for more.",
+        ),
+    ] = None,
+    planners: Annotated[int, typer.Option("--planners", min=1, max=64, help="Number of planning processes.")] = 1,
+    planning_limit: Annotated[
+        str, typer.Option("--planning-limit", metavar="DURATION", help="Time limit for one plan.")
+    ] = "30s",
+    body_limit: Annotated[
+        int, typer.Option("--body-limit", metavar="BYTES", min=1024, max=1 << 30, help="The largest body of a request.")
+    ] = 1 << 20,
+    rate: Annotated[
+        float, typer.Option("--rate", metavar="N", help="Requests a second of one token or address; 0 sets no limit.")
+    ] = 200.0,
+    keep_events: Annotated[
+        str,
+        typer.Option(
+            "--keep-events",
+            metavar="DURATION",
+            help="Time after which the feed drops events of ended experiments. Their journals keep all events.",
+        ),
+    ] = "30d",
+    ssl_certfile: Annotated[Path | None, option("--ssl-certfile", "FILE", "Serve HTTPS with this certificate.")] = None,
+    ssl_keyfile: Annotated[Path | None, option("--ssl-keyfile", "FILE", "The certificate's key.")] = None,
+    proxy: Annotated[
+        list[str] | None,
+        option(
+            "--proxy", "ADDRESS", "A proxy in front, whose X-Forwarded-For and -Proto are trusted. Repeat for more."
+        ),
+    ] = None,
 ) -> None:
     """Serve previews, runs and the dashboard.
 
