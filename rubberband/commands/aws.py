@@ -10,20 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rubberband.commands.common import argument
+from rubberband.commands.common import argument, group
 from rubberband.errors import InputError
 
 if TYPE_CHECKING:
     from rubberband.cloud.aws.account import AccountState
     from rubberband.cloud.aws.calls import AwsSession
 
-aws = typer.Typer(
-    name="aws",
-    help="Set up an account of AWS, or check it.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+aws = group("aws", "Set up an account of AWS, or check it.")
 
 RegionOption = Annotated[
     str | None,

@@ -22,6 +22,7 @@ from rubberband.commands.common import (
     YesOption,
     argument,
     confirm_bill,
+    group,
     print_json,
     print_table,
 )
@@ -42,13 +43,7 @@ OwnerOption = Annotated[
 ]
 
 
-cloud = typer.Typer(
-    name="cloud",
-    help="Manage the head and images; show prices.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+cloud = group("cloud", "Manage the head and images; show prices.")
 
 
 @cloud.command()
@@ -328,13 +323,7 @@ def _images(session: AwsSession, owner: str) -> list[str]:
 # `rubberband cloud image`: AMIs with the driver's environment, which save each instance the minutes of its set-up.
 
 
-image = typer.Typer(
-    name="image",
-    help="Manage images with the driver's packages.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+image = group("image", "Manage images with the driver's packages.")
 cloud.add_typer(image)
 
 

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from rubberband.client.client import Client
 
 
+def say(line: str) -> None:
+    """Print a remark on stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def print_json(value: Any) -> None:
     """Print one JSON value on stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
@@ -83,6 +88,11 @@ def experiment_names(incomplete: str) -> list[str]:
 
     journals = (default_home() / "experiments").glob("*/journal.db")
     return sorted(journal.parent.name for journal in journals if journal.parent.name.startswith(incomplete))
+
+
+def group(name: str, help: str) -> typer.Typer:
+    """Return a command that has commands."""
+    return typer.Typer(name=name, help=help, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 
 def argument(metavar: str, help: str, **more: Any) -> Any:

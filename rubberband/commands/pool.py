@@ -5,7 +5,6 @@ A simulation tries sharing policies on a workload, on a virtual clock. It starts
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,9 +16,11 @@ from rubberband.commands.common import (
     YesOption,
     argument,
     confirm_bill,
+    group,
     option,
     print_json,
     print_table,
+    say,
     write_page,
 )
 from rubberband.errors import InputError
@@ -28,13 +29,7 @@ from rubberband.units import counted, format_duration, format_usd
 if TYPE_CHECKING:
     from rubberband.spec.pool import PoolFolder
 
-pool = typer.Typer(
-    name="pool",
-    help="Manage a pool that experiments share.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+pool = group("pool", "Manage a pool that experiments share.")
 
 
 def pool_names(incomplete: str) -> list[str]:
@@ -67,7 +62,7 @@ def up(file: Annotated[Path, argument("FILE", "The pool file.")], yes: YesOption
     folder = bring_up(
         found,
         default_home(),
-        lambda line: print(line, file=sys.stderr),
+        say,
         lambda bill: confirm_bill(bill, "start the pool", yes=yes),
     )
     at_once = PoolFile(**folder.read()).instances_at_once()
@@ -232,7 +227,7 @@ def simulate(
         workload,
         policies,
         traces,
-        lambda line: print(line, file=sys.stderr, flush=True),
+        say,
         interference=interference,
         share_machines=share_machines,
     )

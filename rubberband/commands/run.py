@@ -26,6 +26,7 @@ from rubberband.commands.common import (
     confirm_bill,
     open_client,
     option,
+    say,
 )
 from rubberband.errors import InputError
 from rubberband.units import format_usd, in_unit
@@ -90,7 +91,7 @@ def run(
         raise typer.Exit(head.run_on_head(file, experiment, overrides or [], words, new=new, no_cap=no_cap, yes=yes))
     folder = open_folder(experiment.name)
     if new:
-        experiment, folder = under_free_name(experiment, folder, _announce)
+        experiment, folder = under_free_name(experiment, folder, say)
     if not folder.exists:
         Inbox(folder.inbox).withdraw_cancels()
     search_path = (file.absolute().parent, Path.cwd())
@@ -103,7 +104,7 @@ def run(
         profile_again=profile_again,
         no_cap=no_cap,
         confirm=lambda bill: confirm_bill(bill, "run", yes=yes),
-        announce=_announce,
+        announce=say,
         view=live_view,
     )
     _conclude(run_experiment(experiment, folder, options))
@@ -182,10 +183,6 @@ def live_view(header: Header, clock: Callable[[], float], stack: ExitStack) -> S
 
     is_terminal, is_rehearsal = sys.stderr.isatty(), header.kind.is_simulated
     return [stack.enter_context(open_view(header.job, clock, sys.stderr, is_terminal, is_rehearsal=is_rehearsal))]
-
-
-def _announce(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _conclude(result: Result) -> None:
@@ -278,11 +275,11 @@ def profile(
     folder = open_folder(experiment.name)
     require_runnable(experiment, folder.home, no_cap=no_cap)
     for note in require_home(folder.home):
-        _announce(note)
-    table = cloud_prices_and_quotas(experiment, folder.home, _announce).table
+        say(note)
+    table = cloud_prices_and_quotas(experiment, folder.home, say).table
     require_rate(experiment, folder.home, table)
     entrypoint = find_entrypoint(experiment, search_path, table)
-    announce_device(experiment, _announce)
+    announce_device(experiment, say)
     if experiment.resources.kind.is_rented:
         bound = bound_of(experiment.constraints.max_cost_usd, experiment.resources.pool)
         confirm_bill(f"{bound} for measuring", "measure", yes=yes)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from rubberband.commands.common import option
+from rubberband.commands.common import option, say
 from rubberband.errors import InputError
 from rubberband.installation import require
 from rubberband.units import parse_duration, parse_usd, shown
@@ -227,13 +227,13 @@ def _serve(settings: Settings, transport: Transport) -> None:
 
     def announce(address: str, store: Store) -> None:
         for line in summary(settings, address, store):
-            _say(line)
-        check = partial(check_entrypoints, settings.entrypoints, settings.code, _say)
+            say(line)
+        check = partial(check_entrypoints, settings.entrypoints, settings.code, say)
         threading.Thread(target=check, name="entrypoint-check", daemon=True).start()
 
     with _logging_to_stderr():
         serving.serve(settings, transport, announce)
-    _say("the service has stopped; running experiments continue, and it finds them again when it starts")
+    say("the service has stopped; running experiments continue, and it finds them again when it starts")
 
 
 def summary(settings: Settings, address: str, store: Store) -> list[str]:
@@ -267,10 +267,6 @@ def summary(settings: Settings, address: str, store: Store) -> list[str]:
     if settings.auth and unknown:
         lines.append(f"note         --budget and --weight name {', '.join(unknown)}, and no valid token has that name")
     return lines
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -383,7 +379,7 @@ def _pool(file: Path | None, weights: Sequence[str], budgets: Sequence[str]) -> 
         "weights": _by_name("--weight", weights, float),
         "budgets_usd": _by_name("--budget", budgets, parse_usd),
     }
-    folder = None if found.kind.is_simulated else bring_up(found, default_home(), _say)
+    folder = None if found.kind.is_simulated else bring_up(found, default_home(), say)
     priced = simulated(found) if folder is None else PoolFile(**folder.read())
     assert priced.gpus_per_instance is not None, "its GPUs are filled in"
     return SharedPool(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rubberband.commands.common import argument
+from rubberband.commands.common import argument, group, say
 from rubberband.commands.serve import StoreOption
 from rubberband.errors import InputError
 from rubberband.units import shown
@@ -22,13 +22,7 @@ if TYPE_CHECKING:
     from rubberband.api.security import Tokens
     from rubberband.api.store.schema import TokenRecord
 
-token = typer.Typer(
-    name="token",
-    help="Manage the tokens of a service.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+token = group("token", "Manage the tokens of a service.")
 
 
 class Scope(StrEnum):
@@ -150,7 +144,7 @@ def backup(
     from rubberband.running.backup import back_up
     from rubberband.units import counted
 
-    made = back_up(default_home(), folder, store or default_store(), _say)
+    made = back_up(default_home(), folder, store or default_store(), say)
     size = f"{made.size_bytes / 1e6:.1f} MB"
     print(f"backed up {made.home} to {folder}: {counted(len(made.experiments), 'experiment')}, {size}")
 
@@ -176,12 +170,12 @@ def restore(
     from rubberband.units import counted
 
     done = put_back(
-        folder, restored_home(), store or default_store(), keep_tokens=keep_tokens, announce=_say, all_homes=all_homes
+        folder, restored_home(), store or default_store(), keep_tokens=keep_tokens, announce=say, all_homes=all_homes
     )
     if done.before is not None:
-        _say(f"the files that were there are in {done.before}; delete them when you need them no more")
+        say(f"the files that were there are in {done.before}; delete them when you need them no more")
     if done.revoked:
-        _say(
+        say(
             f"{counted(done.revoked, 'token')} revoked that the present store does not know as valid; make new ones "
             "with `rubberband token create`"
         )
@@ -190,7 +184,3 @@ def restore(
         f"restored {done.manifest.home} from {folder}: {experiments}; continue "
         "those that ran with `rubberband resume NAME`, or start the service"
     )
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
