@@ -194,24 +194,14 @@ class Json(TypeDecorator[Any]):
             return None
         try:
             return _encode(value)
-        except (TypeError, ValueError):  # not a plain JSON value
-            return _encode(_plain(value))
+        except (TypeError, ValueError):  # a mapping that is no dict, or a number that is not finite
+            return _encode(json.loads(json.dumps(value, default=dict), parse_constant=lambda _: None))
 
     def process_result_value(self, value: str | None, _dialect: sql.Dialect) -> Any:
         return None if value is None else json.loads(value)
 
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return value
 
 
 METADATA = sql.MetaData()

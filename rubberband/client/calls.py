@@ -174,7 +174,8 @@ def wait_s(call: Call[Any], tried: int, outcome: httpx.Response | httpx.Transpor
     if tried >= MOST_TRIES or not call.may_be_repeated:
         return None
     if isinstance(outcome, httpx.Response):
-        if outcome.is_success or (outcome.status_code not in BUSY and not _is_being_served(outcome)):
+        is_being_served = outcome.status_code == 409 and b"/problems/idempotency-key-busy" in outcome.content
+        if outcome.is_success or (outcome.status_code not in BUSY and not is_being_served):
             return None
         wanted = outcome.headers.get("Retry-After", "")
         if wanted.isascii() and wanted.isdigit():
@@ -186,11 +187,6 @@ def varied_s(tried: int) -> float:
     """Return a pause that grows with the number of tries, and varies."""
     longest_s: float = 0.25 * 2.0**tried
     return min(longest_s, LONGEST_WAIT_S) * random.uniform(0.5, 1.0)
-
-
-def _is_being_served(answer: httpx.Response) -> bool:
-    """Whether the same request came in before, and is not answered yet."""
-    return answer.status_code == 409 and b"/problems/idempotency-key-busy" in answer.content
 
 
 def answer_of(call: Call[T], outcome: httpx.Response | httpx.TransportError, url: str) -> T:
