@@ -35,12 +35,7 @@ from rubberband.views.charts.allocation import gangs_px
 from rubberband.views.charts.learning import CURVES_PX, learning_curves
 from rubberband.views.charts.parallel_coordinates import Space
 from rubberband.views.charts.parts import Figure
-from rubberband.views.charts.search import (
-    contour,
-    importance_chart,
-    question_of,
-    to_json,
-)
+from rubberband.views.charts.search import contour, importance_chart, question_of, to_json
 from rubberband.views.formatting import (
     TextTable,
     printable,

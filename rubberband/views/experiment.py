@@ -82,7 +82,7 @@ def removal_view(going: Removal, *, is_deleted: bool) -> models.RemovalView:
 def experiment_detail(submission: Submission, result: Result | None) -> models.ExperimentDetail:
     """Return an experiment with its stages, plan and forecast."""
     summary = submission.summary
-    planned = summary.planned_jct_s, summary.planned_cost_usd
+    planned, best = (summary.planned_jct_s, summary.planned_cost_usd), None if result is None else result.best
     if result is not None:
         planned = result.planned_jct_s, result.whole_planned_usd
     return {
@@ -92,7 +92,9 @@ def experiment_detail(submission: Submission, result: Result | None) -> models.E
         "rungs": [] if result is None else plain(result.rungs),
         "planned": _expectation(*planned),
         "forecast": _expectation(summary.forecast_jct_s, summary.forecast_cost_usd),
-        "best": None if result is None or result.best is None else _best(result.best, result.metric),
+        "best": None
+        if result is None or best is None
+        else wire(models.Best, best, value=best.metrics.get(result.metric)),
         "extensions": [] if result is None else plain(result.extensions),
         "story": [] if result is None else plain(story(result)),
     }
@@ -100,10 +102,6 @@ def experiment_detail(submission: Submission, result: Result | None) -> models.E
 
 def _expectation(jct_s: float | None, cost_usd: float | None) -> models.Expectation:
     return {"jct_s": plain(jct_s), "cost_usd": plain(cost_usd)}
-
-
-def _best(trial: TrialResult, metric: str) -> models.Best:
-    return wire(models.Best, trial, value=trial.metrics.get(metric))
 
 
 def trial_view(trial: TrialResult, *, curves: bool) -> models.TrialView:
