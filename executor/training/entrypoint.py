@@ -289,26 +289,18 @@ def digest(*parts: Any) -> str:
 def content_of(entrypoint: Entrypoint) -> Mapping[str, str] | None:
     """Return module -> digest of its source, for the user's own, and package -> version, for those that they import.
 
-    None if that does not say what the trial is: it is defined in a notebook or in a function, or cannot be found.
+    None if that does not say what the trial is: it is defined in a notebook or in a function, or cannot be found. Of a
+    program: its command, and the files that this names with what they import; None if it names no file.
     """
     if entrypoint.command is not None:
-        return _content_of_program(entrypoint, entrypoint.command)
+        program = _walk_program(entrypoint, entrypoint.command, {})
+        command = json.dumps(asdict(entrypoint.command))
+        return program | {"command": command, "rubberband": rubberband.__version__} if program else None
     first = _first_file(entrypoint)
     if "<" in entrypoint.attribute or first is None:
         return None
     found = {"python": ".".join(map(str, sys.version_info[:2])), "rubberband": rubberband.__version__}
     return found | _walk(entrypoint.module, first, _Places(entrypoint.search_path), {})
-
-
-def _content_of_program(entrypoint: Entrypoint, command: ProgramCommand) -> Mapping[str, str] | None:
-    """Return the content of a program: its command, and the files that this names with what they import.
-
-    None if it names no file.
-    """
-    content = _walk_program(entrypoint, command, {})
-    if not content:
-        return None
-    return content | {"command": json.dumps(asdict(command)), "rubberband": rubberband.__version__}
 
 
 def _walk_program(entrypoint: Entrypoint, command: ProgramCommand, files: dict[str, str]) -> dict[str, str]:

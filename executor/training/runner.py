@@ -137,12 +137,6 @@ def _named_float(name: str, value: Any) -> float | None:
     """Return the value if it is a number. Raises TrialFailure for one that no float can hold."""
     try:
         return to_float(value)
-    except OverflowError:
-        raise TrialFailure(
-            "not_a_number",
-            f"the metric {shown(name)} is too large for a float ({sys.float_info.max:.1e} at most); leave it out, or "
-            f"report its logarithm",
-        ) from None
     except (ArithmeticError, TypeError, ValueError, RuntimeError) as error:
         raise TrialFailure(
             "not_a_number", f"the metric {shown(name)} cannot be made a float ({one_line(error)}); leave it out"
@@ -164,7 +158,7 @@ def to_float(value: Any) -> float | None:
     original: Any = value
     number = float(original)
     if math.isinf(number) and original != number:  # decimals and long doubles do not raise it
-        raise OverflowError
+        raise OverflowError("too large")
     return number
 
 

@@ -166,7 +166,7 @@ class TrainStep(Step):
 
     def _passes(self, batch: GlobalBatch, parts: Sequence[Indices], sizes: Sequence[int]) -> Means:
         """Compute the gradients of the micro-batches, over the gang in the last one; return their losses."""
-        found, weighed = Means(self._device), self._weighed(batch, parts, sizes)
+        found, weighed = Means(self._device), self._weighing.of(parts, sizes, batch.size, self.batching.weigh)
         if not parts:
             return self._skip_pass(found)
         with nullcontext() if any(sizes) else uncounted(self._module):
@@ -216,9 +216,6 @@ class TrainStep(Step):
         again = f"the trial begins again from its checkpoint, with at most {counted(smaller, 'sample')} at once"
         print(f"rubberband: a step ran out of memory; {again}", flush=True)
         return RanOut(line, smaller)
-
-    def _weighed(self, batch: GlobalBatch, parts: Sequence[Indices], sizes: Sequence[int]) -> Weighed:
-        return self._weighing.of(parts, sizes, batch.size, self.batching.weigh)
 
     def _loss(self, samples: Any) -> tuple[torch.Tensor, Mapping[str, Any]]:
         with self.precision.autocast():

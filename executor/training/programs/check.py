@@ -118,7 +118,8 @@ class ProgramCheck:
                     self._shard = runner.shard()
             if goes_on and (done == 1 or saved == done):
                 goes_on = self._next(runner, segment, seen)
-            if goes_on and self._reads_lines:
+            command = self._entrypoint.command
+            if goes_on and command and command.metrics.source == "stdout" and command.metrics.pattern is None:
                 self._look_on(runner, len(seen))
             if "next" in seconds:
                 start_s = max(0.0, seconds["iteration"] - seconds["next"])
@@ -161,11 +162,6 @@ class ProgramCheck:
                 "it early; report after each epoch"
             )
         return len(seen) > before
-
-    @property
-    def _reads_lines(self) -> bool:
-        command = self._entrypoint.command
-        return command is not None and command.metrics.source == "stdout" and command.metrics.pattern is None
 
     def _look_on(self, runner: CommandRunner, done: int) -> None:
         """Let the program go on for as long again, as a line of another kind may come: a test after many batches."""

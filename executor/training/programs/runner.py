@@ -178,7 +178,8 @@ class CommandRunner(Runner):
         self._reports.go_on()
         while (found := self._reports.wait()) is None:
             self._require_life()
-            self._see_change()
+            if self._changed_at == math.inf and (now := signature(self._checkpoint)) != self._signature:
+                self._changed_at = newest(now)
             if self._reports.has_begun or not self.announces:
                 yield
         self.ended, metrics, given = found["ended"], found["metrics"], found["checkpoint"]
@@ -198,10 +199,6 @@ class CommandRunner(Runner):
                     "resources.gpus_per_trial.max to 1"
                 )
         return None
-
-    def _see_change(self) -> None:
-        if self._changed_at == math.inf and (found := signature(self._checkpoint)) != self._signature:
-            self._changed_at = newest(found)
 
     def _saved_late(self, began: float) -> bool:
         """Whether the program has saved right after the report before.
