@@ -84,6 +84,7 @@ def _no_keys(config: str = "", **words: str) -> Callable[[FakeCloud, Path], Mapp
 _SSO = (
     "[profile me]\nsso_session=s\nsso_account_id=1\nsso_role_name=x\n[sso-session s]\nsso_start_url=https://x.example\n"
 )
+_MFA = "[profile me]\nrole_arn=arn:aws:iam::1:role/a\nsource_profile=b\nmfa_serial=arn:aws:iam::1:mfa/me\n[profile b]\n"
 INPUTS: Mapping[str, tuple[Callable[[FakeCloud, Path], Mapping[str, str | None]], str]] = {
     "no credentials": (_no_keys(), "there are no AWS credentials (Unable to locate credentials); run `aws configure`"),
     "no such profile": (_no_keys(AWS_PROFILE="nobody"), "The config profile (nobody) could not be found; check"),
@@ -93,6 +94,10 @@ INPUTS: Mapping[str, tuple[Callable[[FakeCloud, Path], Mapping[str, str | None]]
         "[Errno 2] No such file or directory: '/no/such'; check ~/.aws/config",
     ),
     "login": (_no_keys(_SSO + "sso_region=us-east-1\n", AWS_PROFILE="me"), "run `aws sso login` (or `aws login`)"),
+    "code": (
+        _no_keys(_MFA + "aws_access_key_id=k\naws_secret_access_key=s\n", AWS_PROFILE="me"),
+        "AWS asks for the code of a second factor, and this is no terminal",
+    ),
     "expired": (_expired, "the credentials have expired, or this machine's clock is wrong"),
     "clock": (_clock, "the credentials have expired, or this machine's clock is wrong"),
     "denied": (_denied, "service control policy"),
