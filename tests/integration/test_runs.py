@@ -107,7 +107,7 @@ def test_a_function_without_a_checkpoint_is_trained_from_zero_also_after_kill_9(
     command_line.wait_for(driver, lambda result: sum(acknowledged(result).values()) >= 20)
     driver.kill()
     _, errors = driver.communicate()
-    assert errors.count(WITHOUT_CHECKPOINT) == 1
+    assert errors.count(WITHOUT_CHECKPOINT) == 2, "the check says it, and the first report"
     command_line("resume", "sleepy")
     result = command_line.result()
     assert (result.outcome, result.unsaved_trials) == ("done", 4)
