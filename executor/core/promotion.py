@@ -17,9 +17,7 @@ from rubberband.executor.core.trials import pause
 def promote(lane: LaneState) -> None:
     """Queue the trials that go on, as many as there are free slots for; one that has ended climbs without a slot."""
     state, rungs = lane.state, lane.rungs
-    room = lane.room
-    if not lane.runners:
-        room = max(1, room)  # without an instance, a trial that may go on waits for one
+    room = lane.room if lane.runners else max(1, lane.room)  # without an instance, a trial that may go on waits for one
     waiting = sum(trial.attempt > 0 for trial in lane.waiters.first(room))
     while waiting < room:
         found = rungs.promotable()
