@@ -57,7 +57,7 @@ class Sight:
         return mark.waits_for if self.at_work and mark is not None and mark.attempt == row.attempt else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ExperimentSnapshot:
     """State of an experiment, and the reason."""
 
@@ -68,18 +68,14 @@ class ExperimentSnapshot:
 def snapshot_of(row: Submission, sight: Sight) -> ExperimentSnapshot | None:
     """Return the state by an observation; None if the process of this attempt was never started."""
     if waits_for := sight.waits_for(row):
-        return ExperimentSnapshot(state=ExperimentState.STARTING, reason=waits_for)
+        return ExperimentSnapshot(ExperimentState.STARTING, waits_for)
     if row.state is ExperimentState.STARTING:
         return _starting(row, sight)
     if not sight.has_begun:
-        return ExperimentSnapshot(state=row.state, reason=row.reason)
+        return ExperimentSnapshot(row.state, row.reason)
     if sight.outcome is not None:
-        return ExperimentSnapshot(state=sight.outcome, reason=sight.reason)
-    return (
-        ExperimentSnapshot(state=ExperimentState.RUNNING, reason=sight.reason)
-        if sight.at_work
-        else _cut_off(row, sight)
-    )
+        return ExperimentSnapshot(sight.outcome, sight.reason)
+    return ExperimentSnapshot(ExperimentState.RUNNING, sight.reason) if sight.at_work else _cut_off(row, sight)
 
 
 def _starting(row: Submission, sight: Sight) -> ExperimentSnapshot | None:
@@ -87,19 +83,17 @@ def _starting(row: Submission, sight: Sight) -> ExperimentSnapshot | None:
         # A resumed experiment has its old outcome in the journal until its driver continues.
         settled = sight.outcome is not None and (row.attempt > 1 or not row.words)
         if not sight.has_begun or settled:
-            return ExperimentSnapshot(state=row.state, reason=row.reason)
-        return ExperimentSnapshot(state=sight.outcome or ExperimentState.RUNNING, reason=sight.reason)
+            return ExperimentSnapshot(row.state, row.reason)
+        return ExperimentSnapshot(sight.outcome or ExperimentState.RUNNING, sight.reason)
     if sight.mark is None or sight.mark.attempt < row.attempt:
         return None
     ending = _ending(row, sight)
     if sight.outcome is not None:
-        return ExperimentSnapshot(state=sight.outcome, reason=(ending.error if ending else "") or sight.reason)
+        return ExperimentSnapshot(sight.outcome, (ending.error if ending else "") or sight.reason)
     if sight.has_begun or ending is None:
         return _cut_off(row, sight)
-    cancelled = ending.exit_code == CANCELLED_EXIT_CODE
-    return ExperimentSnapshot(
-        state=ExperimentState.CANCELLED if cancelled else ExperimentState.REFUSED, reason=ending.error
-    )
+    is_cancelled = ending.exit_code == CANCELLED_EXIT_CODE
+    return ExperimentSnapshot(ExperimentState.CANCELLED if is_cancelled else ExperimentState.REFUSED, ending.error)
 
 
 CANCELLED_EXIT_CODE = 130
@@ -114,7 +108,7 @@ def _cut_off(row: Submission, sight: Sight) -> ExperimentSnapshot:
     ending = _ending(row, sight)
     why = (ending.error if ending else "") or sight.stopped
     why = why or "its process ended unexpectedly: it was killed, or the machine restarted"
-    return ExperimentSnapshot(state=ExperimentState.INTERRUPTED, reason=f"{why}; resume it to continue")
+    return ExperimentSnapshot(ExperimentState.INTERRUPTED, f"{why}; resume it to continue")
 
 
 def entries(header: Header, events: Sequence[tuple[int, Event]]) -> list[Entry]:
@@ -244,15 +238,15 @@ class Recorder:
         self.close()
         self._misreads += 1
         if self._misreads < self._patience:
-            return ExperimentSnapshot(state=row.state, reason=row.reason)
+            return ExperimentSnapshot(row.state, row.reason)
         if isinstance(error, DamagedJournalError):
             if row.state is ExperimentState.UNREADABLE:  # salvaging takes long: once is enough
-                return ExperimentSnapshot(state=row.state, reason=row.reason)
+                return ExperimentSnapshot(row.state, row.reason)
             error = explained(self._folder, error)
         text = f"its journal cannot be read: {' '.join(str(error).split()) or type(error).__name__}"
         if row.state is not ExperimentState.UNREADABLE:
             log.error("experiment %s: %s", row.name, text, exc_info=not isinstance(error, RubberbandError))
-        return ExperimentSnapshot(state=ExperimentState.UNREADABLE, reason=text)
+        return ExperimentSnapshot(ExperimentState.UNREADABLE, text)
 
     def keep(self, row: Submission, found: ExperimentSnapshot, *, restarts: bool = False) -> Submission:
         """Store changes of state and summary; return the row as stored now.
@@ -260,7 +254,7 @@ class Recorder:
         With `restarts` the state is left to the caller, who queues it: it is never shown as interrupted then.
         """
         if restarts:
-            found = ExperimentSnapshot(state=row.state, reason=row.reason)
+            found = ExperimentSnapshot(row.state, row.reason)
         moved = (found.state, found.reason) != (row.state, row.reason)
         summary = self._summary(row, at_once=moved or restarts)
         if not moved and summary is None:
