@@ -8,8 +8,10 @@ behind 16 launches took 30 s and more.)
 
 from __future__ import annotations
 
+import getpass
 import re
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -56,6 +58,8 @@ class BotoSession:
         self._clients: dict[str, Any] = {}
         with in_one_line():
             self._boto = boto3.session.Session(region_name=region)
+            roles = self._boto._session.get_component("credential_provider").get_provider("assume-role")
+            roles._prompter = _code_of_a_device
 
     def client(self, service: str) -> Any:
         """Return the client of a service, always the same one. Raises InputError if this region cannot have one."""
@@ -85,6 +89,19 @@ class BotoSession:
         ec2.run_instances = lambda **words: (dry_run if words.get("DryRun") else launch)(**words)
         ec2.terminate_instances = self._made("ec2", _ATTEMPTS_TO_END).terminate_instances
         return ec2
+
+
+def _code_of_a_device(question: str) -> str:
+    """Ask for the code of the second factor. Raises InputError without a terminal."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", getpass.GetPassWarning)
+        try:
+            return getpass.getpass(question)
+        except (EOFError, getpass.GetPassWarning):
+            raise InputError(
+                f"AWS wants a code here ({question.strip(': ')}), and this is no terminal; run this in one, or take "
+                "credentials that need no code (`aws sts get-session-token`)"
+            ) from None
 
 
 def open_session(region: str) -> BotoSession:

@@ -70,8 +70,8 @@ _NO_ANSWER = (boto.HTTPClientError, boto.ConnectionError)
 OF_AWS = (boto.ClientError, boto.BotoCoreError, ResponseParserError)
 """Errors of AWS and of the connection to it. ResponseParserError, which is no BotoCoreError, stands for an answer that
 was cut short or that came from a proxy."""
-FAILURES = (*OF_AWS, OSError, EOFError)
-"""All that a client raises; EOFError where it asks for the code of a second factor, and there is no terminal."""
+FAILURES = (*OF_AWS, OSError)
+"""All that a client raises."""
 
 PROTECTED = "OperationNotPermitted"
 """Code for an instance with termination protection."""
@@ -154,11 +154,6 @@ def explain(error: BaseException) -> str:
         return (
             f"there are no AWS credentials ({_line(error)}); run `aws configure`, set AWS_PROFILE, or work on an "
             "instance with a role"
-        )
-    if isinstance(error, EOFError):
-        return (
-            "AWS asks for the code of a second factor, and this is no terminal; run this in one, or take credentials "
-            "that need no code (`aws sts get-session-token`)"
         )
     if isinstance(error, _LOGINS):
         return (

@@ -96,7 +96,7 @@ INPUTS: Mapping[str, tuple[Callable[[FakeCloud, Path], Mapping[str, str | None]]
     "login": (_no_keys(_SSO + "sso_region=us-east-1\n", AWS_PROFILE="me"), "run `aws sso login` (or `aws login`)"),
     "code": (
         _no_keys(_MFA + "aws_access_key_id=k\naws_secret_access_key=s\n", AWS_PROFILE="me"),
-        "AWS asks for the code of a second factor, and this is no terminal",
+        "AWS wants a code here (Enter MFA code for arn:aws:iam::1:mfa/me), and this is no terminal",
     ),
     "expired": (_expired, "the credentials have expired, or this machine's clock is wrong"),
     "clock": (_clock, "the credentials have expired, or this machine's clock is wrong"),
