@@ -289,8 +289,8 @@ def digest(*parts: Any) -> str:
 def content_of(entrypoint: Entrypoint) -> Mapping[str, str] | None:
     """Return module -> digest of its source, for the user's own, and package -> version, for those that they import.
 
-    None if that does not say what the trial is: it is defined in a notebook or in a function, or cannot be found. Of a
-    program: its command, and the files that this names with what they import; None if it names no file.
+    None if that does not say what the trial is: it is defined in a notebook or in a function, or cannot be found. The
+    content of a program is its command, and the files that this names with what they import; None if it names no file.
     """
     if entrypoint.command is not None:
         program = _walk_program(entrypoint, entrypoint.command, {})
