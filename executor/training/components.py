@@ -41,7 +41,10 @@ class Component:
         """Note that they have left."""
 
     def end(self) -> Mapping[str, Any]:
-        """End the iteration's training, before the evaluation; return fields of its `BatchReport`."""
+        """End the iteration's training; return fields of its `BatchReport`.
+
+        The evaluation comes next: the model may be changed for it until `after_evaluation`.
+        """
         return {}
 
     def after_evaluation(self, iterations: int, metrics: Mapping[str, float]) -> None:
