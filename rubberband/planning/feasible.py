@@ -339,7 +339,7 @@ def size(experiment: Experiment, candidates: Sequence[Problem]) -> tuple[Size, E
 
 def refused(found: Size, error: InfeasibleError) -> InfeasibleError:
     """Return the error of the smallest search as that of all."""
-    smallest = "1 configuration" if found.key == "num_samples" else f"max_t={found.smallest}"
+    smallest = counted(found.smallest, "configuration") if found.key == "num_samples" else f"max_t={found.smallest}"
     return InfeasibleError(
         f"no search fits, not even {smallest}: {error.obstacle}",
         advice=str(error)[len(error.obstacle) :].removeprefix("; "),

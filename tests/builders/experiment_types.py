@@ -1,4 +1,4 @@
-"""`python -m tests.builders.experiment_types` writes `rubberband/types.py`, made from the JSON Schema of the file."""
+"""`python -m tests.builders.experiment_types` writes the JSON Schema of the file, and `rubberband/types.py` from it."""
 
 from __future__ import annotations
 
@@ -114,4 +114,5 @@ def formatted() -> str:
 
 
 if __name__ == "__main__":
+    PATH.with_name("experiment.schema.json").write_text(experiment_schema(), encoding="utf-8")
     PATH.write_text(formatted(), encoding="utf-8")
