@@ -1,4 +1,4 @@
-"""The protocol of a cloud: launch, describe, release. One conformance suite (tests) holds for every implementation.
+"""The protocol of a cloud: launch, describe, release. One suite (`rubberband/testing`) holds for all of them.
 
 A provider knows instances, not trials: it starts machines that join the head's cluster, and describes them. Instances
 carry the experiment's name as a tag, so that a resumed driver (or `rubberband cleanup`) finds the remaining ones. Times

@@ -38,8 +38,8 @@ class ProviderKind:
     """Class derived from `rubberband.spec.fields.Words`, or another model of pydantic: the words of
     `resources.options`. None: there are none."""
     runnable: str | None = None
-    """Takes `Resources` and whether a pool lends the instances, and raises InputError for words that can be planned
-    with, but not run. None: there are none."""
+    """Takes `Resources` and `is_lent` (whether a pool lends the instances), and raises InputError for words that can be
+    planned with, but not run. None: there are none."""
     instance_types: str | None = None
     """Takes `Resources` and environment variables, and returns the table of types with their prices, which it keeps:
     name -> `rubberband.cloud.catalogue.InstanceType`. None: GPUs and price of an instance are the file's."""
