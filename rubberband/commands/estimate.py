@@ -50,7 +50,7 @@ def estimate(
         option(
             "--plan",
             "FILE",
-            'Predict this plan, a JSON file: {"stages": [{"instances": 4, "gpus_per_trial": 1}, ...]}.',
+            'Predict this plan, a file in YAML or JSON: {"stages": [{"instances": 4, "gpus_per_trial": 1}, ...]}.',
         ),
     ] = None,
     frontier: Annotated[

@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rubberband.units import parse_duration
 from rubberband.views.formatting import aligned, rounded
@@ -49,9 +51,10 @@ def test_simulate_shows_the_dag_beside_the_plan(file: str, rubberband: CommandLi
     assert "scheduler.type=asha has no DAG" in rubberband.refused("estimate", file, "-s", asha, "--simulate", "3")
 
 
-def test_a_plan_of_the_user(file: str, tmp_path: Path, rubberband: CommandLine) -> None:
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps({"stages": [{"instances": 8, "gpus_per_trial": 1}] * 4}))
+@pytest.mark.parametrize("write", [json.dumps, yaml.safe_dump])
+def test_a_plan_of_the_user(write: Callable[..., str], file: str, tmp_path: Path, rubberband: CommandLine) -> None:
+    path = tmp_path / "plan"
+    path.write_text(write({"stages": [{"instances": 8, "gpus_per_trial": 1} for _ in range(4)]}))
     wide = ["-s", "constraints.deadline=9h", "-s", "constraints.max_cost=900"]
     assert "given plan" in rubberband("estimate", file, *wide, "--plan", str(path))
     rubberband("estimate", file, "-s", DEADLINE, "--plan", str(path), code=3)
