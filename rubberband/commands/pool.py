@@ -164,9 +164,10 @@ def _chosen(name: str | None) -> PoolFolder:
 
     home = default_home()
     names = [name] if name else pool_names("")
-    if len(names) != 1:
-        known = ", ".join(names) or "none"
-        raise InputError(f"which pool is meant? those that are up: {known}; give its name")
+    if not names:
+        raise InputError("no pool is up here; start one with `rubberband pool up FILE`")
+    if len(names) > 1:
+        raise InputError(f"which pool is meant? those that are up: {', '.join(names)}; give its name")
     folder = pool_folder(names[0], home)
     folder.read()
     return folder
