@@ -38,11 +38,13 @@ Figures = tuple[float, float, float]
 """Seconds, CPU seconds and peak memory (MiB) of one process."""
 
 
-def measure(arguments: list[str], environment: Mapping[str, str], folder: Path = ROOT) -> Figures:
-    """Run Python once, in `folder`."""
+def measure(arguments: list[str], environment: Mapping[str, str]) -> Figures:
+    """Run Python once, in the home: in the checkout, its own package would be imported."""
     began = time.perf_counter()
     command = [sys.executable, *arguments]
-    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, cwd=environment["RUBBERBAND_HOME"], env=environment, stdout=subprocess.DEVNULL
+    ) as process:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, f"{arguments} exited with {process.returncode}"
