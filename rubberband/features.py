@@ -36,7 +36,7 @@ Socket = Literal[
     "servers",  # takes their number, and returns servers of this process
     "programs",  # module that reads programs: `is_program`, `program_of`, `booleans_of`
     "program check",  # takes what `checking.py` passes, and returns what checks a program
-    "runnable",  # takes an experiment, and raises InputError for words that nobody could keep
+    "runnable",  # takes an experiment, and raises InputError for words that no machine can keep
     "installed",  # takes an experiment, and raises InputError for words that this machine cannot keep
     "start",  # takes an experiment's folder, its `notify` and whether it is simulated; a context around its start
     "observers",  # takes an experiment's folder and its `RunSpec`, and returns threads that follow the journal

@@ -90,6 +90,7 @@ class TrialCheck:
 
 
 def brief(configuration: Mapping[str, Any]) -> str:
+    """Return a configuration in one line, numbers with six digits."""
     return " ".join(
         f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in configuration.items()

@@ -350,6 +350,7 @@ def _is_ours(file: str) -> bool:
 
 
 def main() -> None:
+    """Check the trial of the order that the file descriptor `sys.argv[1]` holds."""
     faulthandler.enable()
     order: CheckOrder
     with os.fdopen(int(sys.argv[1]), "rb") as file:

@@ -160,6 +160,7 @@ class CudaTimer(_GradientTimer):
 
 
 def make_timer(gang: Gang, device: torch.device) -> ComputeTimer:
+    """Return the timer of a worker's computation on its device."""
     return CudaTimer() if device.type == "cuda" else CpuTimer(gang)
 
 

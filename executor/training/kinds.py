@@ -49,4 +49,5 @@ KINDS = (
 
 
 def kind_of(target: Any) -> TrialKind:
+    """Return the kind of trial that an entry point's object is."""
     return next(kind for kind in KINDS if kind.is_of(target))

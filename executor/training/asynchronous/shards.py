@@ -54,6 +54,7 @@ def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def size_bytes(tensor: Tensor) -> int:
+    """Return the bytes of a tensor's values."""
     return tensor.numel() * tensor.element_size()
 
 

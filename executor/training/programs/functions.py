@@ -29,6 +29,7 @@ _ORDER, _FAILURE = "order", "failure"
 
 
 def make_runner(entrypoint: Entrypoint, target: Any, segment: Segment, resources: list[Any]) -> FunctionProcessRunner:
+    """Return the runner of a function that has a process of its own; what is to be closed is added to `resources`."""
     resources.append(gang := ProgramGang.join(segment))
     return FunctionProcessRunner(entrypoint, segment, gang)
 
@@ -64,6 +65,7 @@ class FunctionProcessRunner(CommandRunner):
 
 
 def main() -> None:
+    """Call the function of the order, as its process does."""
     place = Path(os.environ[reporting.LINE]).parent
     entrypoint, segment, names = pickle.loads((place / _ORDER).read_bytes())
     try:

@@ -296,6 +296,7 @@ Signature = tuple[tuple[str, int, int], ...]
 
 
 def signature(folder: Path) -> Signature:
+    """Return the names, sizes and times of the files of a folder, which show whether they have changed."""
     found = []
     for path in _files(folder):
         try:

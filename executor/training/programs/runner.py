@@ -64,6 +64,7 @@ _WITHOUT_GPU = {"ACCELERATE_USE_CPU": "true"}
 
 
 def make_runner(entrypoint: Entrypoint, target: ProgramCommand, segment: Segment, resources: list[Any]) -> Runner:
+    """Return the runner of a program; what is to be closed is added to `resources`."""
     resources.append(gang := ProgramGang.join(segment))
     return CommandRunner(target, segment, entrypoint.search_path[0], gang, entrypoint.environment)
 
