@@ -64,7 +64,8 @@ def check(
 
 def _found(program: str, overrides: Sequence[str]) -> Experiment:
     """Return the experiment that `init` would write for a program, in the current folder."""
-    from rubberband.commands.init import DEFAULT_FILE, seen_in, text_of
+    from rubberband.commands.init import DEFAULT_FILE, seen_in
+    from rubberband.running.first_file import text_of
     from rubberband.spec.loading import parse_experiment
 
     path = Path(DEFAULT_FILE)

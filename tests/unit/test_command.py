@@ -16,18 +16,8 @@ from rubberband.errors import InputError
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import name_of_trial
 from rubberband.spec.program import Program
-from rubberband.values.command import (
-    ProgramCommand,
-    ambiguous,
-    check_names,
-    is_another_kind,
-    launcher_of,
-    metrics_in,
-    survives_shell,
-    unread,
-    unused,
-    words_of,
-)
+from rubberband.values.command import ProgramCommand, check_names, launcher_of, survives_shell, unused, words_of
+from rubberband.values.metric_lines import ambiguous, is_another_kind, metrics_in, unread
 from tests.builders.tables import cases
 
 PLACES = {"checkpoint": "/run/out", "max_t": "9"}

@@ -15,9 +15,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from rubberband import cli
-from rubberband.commands.init import TrialFindings, seen_in, text_of
+from rubberband.commands.init import seen_in
 from rubberband.errors import EntrypointError, InputError
-from rubberband.running.program_options import ProgramFindings, program_of
+from rubberband.running.first_file import TrialFindings, text_of
+from rubberband.running.programs.options import ProgramFindings, program_of
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_experiment, parse_experiment
 from rubberband.spec.program import Program

@@ -14,7 +14,7 @@ from rubberband import cli
 from rubberband.errors import EntrypointError, InputError
 from rubberband.executor import Entrypoint, describe, open_folder
 from rubberband.executor.ray.code import pack
-from rubberband.running.program_options import program_of
+from rubberband.running.programs.options import program_of
 from rubberband.spec.loading import load_experiment, load_policy, load_pool, parse_experiment
 from rubberband.spec.profile_file import load_profile
 from rubberband.units import did_you_mean, parse_deadline

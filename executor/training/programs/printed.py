@@ -23,15 +23,8 @@ from typing import IO
 from rubberband.executor.training.failures import UnclearMetric
 from rubberband.executor.training.guarded_process import GuardedProcess
 from rubberband.units import shown
-from rubberband.values.command import (
-    CHECKPOINT_PLACE,
-    Metrics,
-    ambiguous,
-    is_another_kind,
-    metrics_in,
-    pattern_of,
-    unread,
-)
+from rubberband.values.command import CHECKPOINT_PLACE, Metrics
+from rubberband.values.metric_lines import ambiguous, is_another_kind, metrics_in, pattern_of, unread
 
 Take = Callable[[int], None]
 """Keeps the files as they are, as those of an iteration; the program is stopped."""

@@ -22,8 +22,9 @@ from typing import IO, Any
 
 from rubberband.errors import InputError
 from rubberband.executor.training.entrypoint import Entrypoint, files_named, files_of
-from rubberband.running import parser_probe
-from rubberband.values.command import PLACES, launcher_of, metrics_in, words_of
+from rubberband.running.programs import parser_probe
+from rubberband.values.command import PLACES, launcher_of, words_of
+from rubberband.values.metric_lines import metrics_in
 
 LIMIT_S = 60.0
 """Time until a program parses its arguments; its imports may take long."""

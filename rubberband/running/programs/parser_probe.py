@@ -1,6 +1,6 @@
 """Runs a program until it parses its arguments, writes down its options, and ends it there.
 
-`program_options.py` starts this file with the program's own Python: only the standard library is imported, and that by
+`options.py` starts this file with the program's own Python: only the standard library is imported, and that by
 versions of Python that this package does not support. The first argument is the pipe of the answer, the others are the
 program and its arguments, as Python takes them: `train.py --data d`, `-m package.train`.
 """

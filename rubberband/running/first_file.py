@@ -1,0 +1,190 @@
+"""The experiment file that `rubberband init` writes, and the ranges of parameters that it guesses."""
+
+from __future__ import annotations
+
+import keyword
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_GUESSED_S = 10.0
+"""Seconds of an iteration where none could be tried."""
+_USD_PER_HOUR = 3.06
+"""Price of an instance with one GPU, which the file names."""
+_INSTANCES, _TRIALS, MOST, _FACTOR = 2, 16, 16, 4
+
+
+REQUIRED = object()
+"""Default of a parameter that has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialFindings:
+    """Findings about a trial: its source, and an iteration."""
+
+    entrypoint: str
+    """The lines of the file's entry point, after the key."""
+    name: str
+    space: Mapping[str, tuple[str, str]]
+    """Parameter -> its domain as the file writes it, and a comment."""
+    metric: str
+    mode: str = ""
+    """min or max; empty: by the metric's name."""
+    others: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Parameters that are not searched, which the file names in comments, as `space` does."""
+    scheduler: str = ""
+    """The line of the scheduler, `  scheduler: {type: …}`, with a comment above it; empty: successive halving."""
+    sampler: str = ""
+    """The sampler as the file writes it; empty: random."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the program, in `resources.env`."""
+    most: int = MOST
+    """Iterations of a trial that trains to the end."""
+    remarks: tuple[str, ...] = ()
+    iteration_s: float | None = None
+    startup_s: float = 0.0
+    first_extra_s: float | None = None
+    """The part of `startup_s` that passes within a first iteration, and `cold_extra_s` on a fresh worker."""
+    cold_extra_s: float = 0.0
+    problems: tuple[str, ...] = ()
+
+
+def is_maximised(metric: str) -> bool:
+    return re.search(r"acc|auc|f1|score|reward|return|precision|recall|bleu|iou|r2", metric.lower()) is not None
+
+
+_BELOW_ONE = r"momentum|beta_?\d?|adam_beta\d|(.*_)?dropout(_.*)?|drop_.*"
+KNOWN = (
+    (r"lr|learning_rate|.*_lr", "{type: loguniform, lower: 1e-4, upper: 1e-1}"),
+    (r"weight_decay|wd|l2|.*_decay", "{type: loguniform, lower: 1e-6, upper: 1e-2}"),
+    (r"momentum|beta_?\d?|adam_beta\d", "{type: uniform, lower: 0.5, upper: 0.99}"),
+    (r"(.*_)?dropout(_.*)?|drop_.*", "{type: uniform, lower: 0.0, upper: 0.5}"),
+    (r"(.*_)?batch_size", "{type: choice, values: [32, 64, 128]}"),
+    (r"(.*_)?(layers|depth|num_layers)", "{type: randint, lower: 1, upper: 5}"),
+    (r"(.*_)?(hidden|width|units|channels|dim)(_.*)?", "{type: choice, values: [32, 64, 128]}"),
+)
+"""Usual ranges by the parameter's name."""
+
+
+def domain_of(name: str, default: Any) -> tuple[str, str]:
+    """Return a parameter's domain, and a comment."""
+    is_number = isinstance(default, int | float) and not isinstance(default, bool)
+    said = f"the default is {default}" if default is not REQUIRED else ""
+    if is_number and default > 0 and not re.fullmatch(_BELOW_ONE, name.lower()):
+        if isinstance(default, int):
+            return f"{{type: choice, values: {sorted({max(1, default // 2), default, 2 * default})}}}", said
+        if 0.5 <= default < 1.0:
+            return f"{{type: uniform, lower: {default / 2:g}, upper: 1.0}}", said
+        return f"{{type: loguniform, lower: {default / 10:g}, upper: {default * 10:g}}}", said
+    for pattern, domain in KNOWN:
+        if re.fullmatch(pattern, name.lower()):
+            return domain, "a usual range"
+    if isinstance(default, bool):
+        return "{type: choice, values: [true, false]}", said
+    return "{type: uniform, lower: 0.0, upper: 1.0}", "a guess: write its range"
+
+
+def text_of(seen: TrialFindings, path: Path) -> str:
+    """Return the experiment file at `path`."""
+    iteration_s = max(0.01, _GUESSED_S if seen.iteration_s is None else seen.iteration_s)
+    serial = _TRIALS + 4 * 4 + seen.most  # iterations of 16 trials of 1, 4 of 4 and 1 to the end
+    deadline_s = 600 * math.ceil(max(600.0, 3.0 * serial / _INSTANCES * iteration_s + 300.0) / 600)
+    max_cost_usd = 1 + int(1.5 * _INSTANCES * deadline_s / 3600.0 * _USD_PER_HOUR)
+    space = "".join(f"    {_line(name, *domain)}\n" for name, domain in seen.space.items())
+    others = "".join(f"    # {_line(name, *domain)}\n" for name, domain in seen.others.items())
+    variables = ", ".join(f"{name}: {yaml_key(value)}" for name, value in seen.env.items())
+    measured = "guessed" if seen.iteration_s is None else "one iteration on this machine"
+    return _FILE.format(
+        schema=Path(__file__).parents[1] / "experiment.schema.json",
+        name=yaml_key(seen.name),
+        entrypoint=seen.entrypoint if seen.entrypoint.startswith("\n") else f" {seen.entrypoint}",
+        remarks="".join(f"# Note: {remark}.\n" for remark in seen.remarks),
+        space=(space or f"    {_NO_PARAMETER}\n") + others,
+        metric=yaml_key(seen.metric),
+        mode=seen.mode or ("max" if is_maximised(seen.metric) else "min"),
+        scheduler=seen.scheduler or _SCHEDULER.format(trials=_TRIALS, most=seen.most, factor=_FACTOR),
+        sampler=seen.sampler or "{type: random, seed: 1}",
+        env=f"  env: {{{variables}}}\n" if variables else "",
+        deadline=f"{deadline_s // 60}m",
+        max_cost=max_cost_usd,
+        instances=_INSTANCES,
+        price=_USD_PER_HOUR,
+        measured=measured,
+        iteration_s=f"{iteration_s:.2g}",
+        startup_s=f"{max(0.1, seen.startup_s):.2g}",
+        extras="" if seen.first_extra_s is None else _extras(seen.first_extra_s, seen.cold_extra_s),
+    )
+
+
+def _line(name: str, domain: str, comment: str) -> str:
+    return f"{yaml_key(name)}: {domain}{f' # {comment}' if comment else ''}"
+
+
+def _extras(first_s: float, cold_s: float) -> str:
+    return (
+        f"  first_iteration_extra: {first_s:.2g}s # of trial_startup, within a first iteration: imports, data\n"
+        f"  cold_iteration_extra: {max(first_s, cold_s):.2g}s # the same on a fresh worker\n"
+    )
+
+
+def yaml_key(name: str) -> str:
+    """Return a name as YAML reads it back."""
+    plain = re.fullmatch(r"[A-Za-z_][\w/-]*", name) and name.lower() not in ("true", "false", "null", "n", "y")
+    return name if plain else "'" + name.replace("'", "''") + "'"
+
+
+_GENERIC = frozenset(
+    ("experiment", "fit", "main", "model", "my", "null", "objective", "off", "run", "script", "src", "train", "trial")
+)
+"""Names that say nothing of a project."""
+
+
+def name_of(trial: str, path: Path) -> str:
+    """Return the name of the trial, or else of its module, or else of the folder: the first that is not generic."""
+    from rubberband.spec.fields import name_of_trial
+
+    module = trial.partition(":")[0]
+    found = [name_of_trial(text) for text in (trial, module, path.absolute().parent.name)]
+    return next((name for name in found if name and name not in _GENERIC and not keyword.iskeyword(name)), "search")
+
+
+_NO_PARAMETER = "lr: {type: loguniform, lower: 1e-4, upper: 1e-1} # no parameter was found: write yours"
+
+_SCHEDULER = """\
+  # Successive halving: {trials} trials train for grace_period iterations, one in {factor} goes on, up to max_t of them.
+  scheduler: {{type: sha, num_samples: {trials}, grace_period: 1, max_t: {most}, reduction_factor: {factor}}}"""
+
+_FILE = """\
+# yaml-language-server: $schema={schema}
+# An experiment: what to tune, the limits, and the resources. Every key: docs/reference/experiment-file.
+#   rubberband check FILE     one iteration, here, in seconds
+#   rubberband estimate FILE  time and cost; nothing is spent
+#   rubberband run FILE       runs it
+version: 1
+name: {name}
+{remarks}entrypoint:{entrypoint}
+search:
+  # A configuration is drawn from here. Types: uniform, loguniform, randint, choice, grid and others; a bare value is
+  # a constant.
+  space:
+{space}{scheduler}
+  sampler: {sampler}
+  metric: {metric}
+  mode: {mode}
+constraints:
+  deadline: {deadline} # from the start of the run
+  max_cost: {max_cost} # USD, for the whole run
+resources:
+  provider: local # this machine; aws rents instances, by instance_type in place of the next two lines
+  gpus_per_instance: 1 # more let the last trials train on more GPUs
+  price_per_hour: {price} # USD, at which the run is metered; nothing is charged
+  max_instances: {instances}
+  gpus_per_trial: {{min: 1, max: 1}}
+{env}# Seconds of an iteration on 1 GPU ({measured}). Without these lines the first run measures them.
+profile:
+  seconds_per_iteration: {{1: {iteration_s}}}
+  trial_startup: {startup_s}s
+{extras}"""

@@ -1,0 +1,1 @@
+"""Programs, sweeps and objectives that people have, as `rubberband init` and `check` read them."""
