@@ -82,6 +82,12 @@ class TrialCheck:
     """Starts of a program with extreme values, or another true or false, `to_try` of which were due."""
     to_try: int = 0
     line: str = ""
+    resumes: bool | None = None
+    """Whether a second start goes on from the checkpoint; None: it is not known."""
+    restart: str = ""
+    """One line on what a second start did, such as `resumes exactly`; empty: there was none."""
+    is_once: bool = False
+    """Whether the program reports once, at its end, so that an iteration is a whole training."""
     waits: str = ""
     """The event that the step waits for, with the last lines of the program's output; empty: it is not known."""
     step: str = "import"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import keyword
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from rubberband.values.command import line_of
 
 _GUESSED_S = 10.0
 """Seconds of an iteration where none could be tried."""
@@ -23,10 +25,18 @@ REQUIRED = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialFindings:
-    """Findings about a trial: its source, and an iteration."""
+    """Findings about a trial or a program, for its file."""
 
-    entrypoint: str
-    """The lines of the file's entry point, after the key."""
+    entrypoint: str = ""
+    """`module:attribute` of a trial in Python; empty for a program."""
+    command: tuple[str, ...] = ()
+    """Command line of a program, with `${…}` for parameters and places."""
+    start: tuple[str, ...] = ()
+    """Command line by which `init` looks at a run, with `${checkpoint}` alone; empty: there is none to look at."""
+    metrics: str = ""
+    """`entrypoint.metrics` of a program as the file writes it, with a comment: `stdout`, `{pattern: …}`."""
+    booleans: str = ""
+    """Style of its booleans; empty: true/false."""
     name: str
     space: Mapping[str, tuple[str, str]]
     """Parameter -> its domain as the file writes it, and a comment."""
@@ -100,7 +110,7 @@ def text_of(seen: TrialFindings, path: Path) -> str:
     return _FILE.format(
         schema=Path(__file__).parents[1] / "experiment.schema.json",
         name=yaml_key(seen.name),
-        entrypoint=seen.entrypoint if seen.entrypoint.startswith("\n") else f" {seen.entrypoint}",
+        entrypoint=f" {seen.entrypoint}" if seen.entrypoint else _program(seen),
         remarks="".join(f"# Note: {remark}.\n" for remark in seen.remarks),
         space=(space or f"    {_NO_PARAMETER}\n") + others,
         metric=yaml_key(seen.metric),
@@ -117,6 +127,18 @@ def text_of(seen: TrialFindings, path: Path) -> str:
         startup_s=f"{max(0.1, seen.startup_s):.2g}",
         extras="" if seen.first_extra_s is None else _extras(seen.first_extra_s, seen.cold_extra_s),
     )
+
+
+def _program(seen: TrialFindings) -> str:
+    booleans = f"\n  booleans: {{style: {seen.booleans}}}" if seen.booleans else ""
+    return f"\n  command: {_command(seen.command)}\n  metrics: {seen.metrics}{booleans}"
+
+
+def _command(words: Sequence[str]) -> str:
+    """Return a command line as YAML reads it back."""
+    line = line_of(words)
+    is_plain = re.fullmatch(r"[\w./-][^#:'\"]*", line)
+    return line if is_plain else "'" + line.replace("'", "''") + "'"
 
 
 def _line(name: str, domain: str, comment: str) -> str:

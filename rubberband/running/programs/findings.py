@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from rubberband.running.first_file import (
@@ -18,7 +17,7 @@ from rubberband.running.first_file import (
     yaml_key,
 )
 from rubberband.running.programs.options import ProgramFindings, ProgramOption, booleans_of, is_program, program_of
-from rubberband.values.command import line_of, script_of
+from rubberband.values.command import script_of
 
 __all__ = ["booleans_of", "findings_of", "is_program"]
 
@@ -48,7 +47,8 @@ def findings_of(program: str, path: Path) -> TrialFindings:
         remedy = "" if prints else " call rubberband.report, or write metrics: stdout and let it"
         remarks.append(f"no metric was found in its source: let the program{remedy} print lines such as loss=0.12")
     return TrialFindings(
-        entrypoint=f"\n  command: {_command(words)}\n  metrics: {source}",
+        command=tuple(words),
+        metrics=source,
         name=name_of(Path(next((word for word in words if word.endswith((".py", ".sh"))), words[0])).stem, path),
         space=space,
         metric=(better or metrics or ["loss"])[0],
@@ -65,13 +65,6 @@ def _most_telling(found: ProgramFindings) -> tuple[list[ProgramOption], list[str
         return list(found.parameters), remarks
     remarks.append(f"{len(found.parameters) - len(known)} options are left out, whose names are unusual for a search")
     return known, remarks
-
-
-def _command(words: Sequence[str]) -> str:
-    """Return a command line as YAML reads it back."""
-    line = line_of(words)
-    is_plain = re.fullmatch(r"[\w./-][^#:'\"]*", line)
-    return line if is_plain else "'" + line.replace("'", "''") + "'"
 
 
 def _domain_of(option: ProgramOption) -> tuple[str, str]:
