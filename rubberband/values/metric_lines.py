@@ -8,17 +8,66 @@ import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
-_PAIR = re.compile(
-    rf"(?<![\w./-])([A-Za-z_][\w./-]*)\s*[=:]\s*({_NUMBER})(?!\w|\.\w|,\d)",  # a comma may be a decimal one
+_NAME = r"(?<![\w./@-])(?P<name>[A-Za-z_][\w./@-]*)"
+_VALUE = rf"(?P<value>{_NUMBER})(?:\s*/\s*(?P<whole>\d+)(?!\.?\d|/))?(?!\w|\.\w|[,:/-]\d)"
+"""A number, or one of another: a comma may be a decimal one, and `12:30`, `2026-11-28` and `1.2.3` are none."""
+_SIGNED = re.compile(rf"{_NAME}['\"]?\s*[=:]\s*{_VALUE}", re.IGNORECASE)
+_BESIDE = re.compile(rf"{_NAME}(?<=\w)(?<=..)[ \t]+{_VALUE}", re.IGNORECASE)
+_NO_NAME = re.compile(
+    r"about|after|all|at|best|by|every|for|from|in|is|of|on|only|over|than|the|to|took|top|up|was|with|version|v",
     re.IGNORECASE,
 )
+"""Words before a number that it does not belong to, as in `3 of 10`."""
+_COUNTED = re.compile(
+    r"(?:.*[^a-z])?(?:epoch|ep|step|iter|iteration|round|episode|batch|batche|fold|trial|run)s?", re.IGNORECASE
+)
+"""Names whose `3/10` is the third."""
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 """Colours and the like, for terminals."""
 _BAR = re.compile(r"^.*?(?:\d+%\|[^|]*\||\d+it )[^\[\]]*\[\d+:\d\d[^\]]*\]")
 """A progress bar of tqdm: with a description or postfix it has the metric of a step, not of an iteration."""
+_WRAPPED = re.compile(
+    r"\b(?:\w+\.)*(?:b?float\d*|u?int\d*|tensor|array|DeviceArray|Parameter|Decimal)"
+    rf"\(\s*[\['\"]*\s*({_NUMBER})\s*[\]'\"]*\s*(?:,(?:[^()]|\([^()]*\))*)?\)",
+    re.IGNORECASE,
+)
+"""A number as libraries print it: `np.float64(0.1)`, `tensor(0.1, device='cuda:0')`."""
+
+
+class _Pair(NamedTuple):
+    name: str
+    number: str
+    value: float
+    place: re.Match[str]
+
+
+def _pairs(text: str) -> list[_Pair]:
+    """Return the numbers in a line's text that have a name before them: `loss=0.5`; without any sign, `loss 0.5`.
+
+    The latter counts where the line has no number with a sign for that name, and not for a count, as in `epoch 3`.
+    `83/100` is a part, and `98%` is 98.
+    """
+    signed = list(_SIGNED.finditer(text))
+    names = {match["name"] for match in signed}
+    beside = [match for match in _BESIDE.finditer(text) if match["name"] not in names and _is_name(match["name"])]
+    return [
+        _Pair(match["name"], match["value"], _number_of(match), match)
+        for match in sorted(signed + beside, key=lambda match: match.start())
+    ]
+
+
+def _is_name(word: str) -> bool:
+    is_unit = _CHANGING.fullmatch(word) and word.isalpha()
+    return not (is_unit or _NO_NAME.fullmatch(word) or _COUNTED.fullmatch(word))
+
+
+def _number_of(match: re.Match[str]) -> float:
+    number, whole = float(match["value"]), float(match["whole"] or 0)
+    is_part = match["value"].isdigit() and number <= whole > 0 and not _COUNTED.fullmatch(match["name"])
+    return number / whole if is_part else number
 
 
 def metrics_in(line: str, pattern: re.Pattern[str] | None = None) -> dict[str, float]:
@@ -27,25 +76,33 @@ def metrics_in(line: str, pattern: re.Pattern[str] | None = None) -> dict[str, f
     Colours and progress bars are left out, except for a pattern.
     """
     if pattern is not None:
-        match = pattern.search(line)
-        groups = match.groupdict() if match is not None else {}
-        metrics = {name: float(text) for name, text in groups.items() if text is not None and _is_number(text)}
+        metrics: dict[str, float] = {}
+        for text in (line, _WRAPPED.sub(r"\1", line)):
+            match = pattern.search(text)
+            groups = match.groupdict() if match is not None else {}
+            metrics |= {name: _value_of(text) for name, text in groups.items() if text and _is_number(text)}
         beside = metrics_in(line) if metrics else {}  # by which a loss that a library has left out is seen
         return {name: value for name, value in beside.items() if not math.isfinite(value)} | metrics
     text = _text_of(line)
     if text.startswith("{"):
         content = _content(text)
         return {
-            str(name): float(value)
+            str(name): float(value) if isinstance(value, bool) else _value_of(str(value))
             for name, value in content.items()
             if isinstance(value, bool) or _is_number(str(value))
         }
-    return {name: float(number) for name, number in _PAIR.findall(text)}
+    return {pair.name: pair.value for pair in _pairs(text)}
+
+
+def is_signed(line: str, metric: str) -> bool:
+    """Whether a line has the metric with a sign, as in `loss: 0.5`, or in JSON, and not just as `loss 0.5`."""
+    text = _text_of(line)
+    return text.startswith("{") or any(match["name"] == metric for match in _SIGNED.finditer(text))
 
 
 def ambiguous(line: str, metric: str) -> list[str]:
     """Return the values of a metric in a line of output that has several, as in `train loss=1 test loss=2`."""
-    values = [number for name, number in _PAIR.findall(_text_of(line)) if name == metric]
+    values = [pair.number for pair in _pairs(_text_of(line)) if pair.name == metric]
     return values if len(set(values)) > 1 and not _text_of(line).startswith("{") else []
 
 
@@ -108,29 +165,29 @@ def _kind_of(line: str, metric: str) -> tuple[list[str], set[str]]:
     if text.startswith("{"):
         behind = " ".join(value for value in _content(text).values() if isinstance(value, str))
     else:
-        pair = next((match for match in _PAIR.finditer(text) if match[1] == metric), None)
+        pair = next((pair.place for pair in _pairs(text) if pair.name == metric), None)
         before, behind = (text[: pair.start()], text[pair.end() :]) if pair else ("", "")
     words = [word.lower().rstrip("s") for word in re.findall(r"\w+", before) if not _CHANGING.fullmatch(word)]
     ratios = ["%" if ratio == "%" else "/" for ratio in re.findall(r"%|\d\s*/\s*\d", before)]
-    names = re.findall(r"[a-z]+", _PAIR.sub(" ", behind.lower()))
+    names = re.findall(r"[a-z]+", _SIGNED.sub(" ", behind.lower()))
     return words + ratios, {_PHASES[word] for word in names if word in _PHASES}
 
 
 def pattern_of(line: str, metric: str) -> str:
     """Return a pattern by which only lines such as this one have the metric, for an error; empty where none is easy."""
     text = _text_of(line)
-    pair = next((match for match in _PAIR.finditer(text) if match[1] == metric), None)
+    pair = next((pair.place for pair in _pairs(text) if pair.name == metric), None)
     if pair is None or not metric.isidentifier():
         return ""
     label = re.search(r"(?:[^\W\d_]+ )*$", before := text[: pair.start()])
     assert label is not None, "it may be empty"
     begin = "^" if label[0] == before else r"\b"
-    sign = text[pair.start(1) + len(metric) : pair.start(2)]
+    sign = re.sub(r"\s\s+", r"\\s+", text[pair.end("name") : pair.start("value")])
     return rf"{begin}{label[0]}{metric}{sign}(?P<{metric}>\S+)"
 
 
 def _text_of(line: str) -> str:
-    return _BAR.sub("", _ESCAPE.sub("", line)).strip()
+    return _WRAPPED.sub(r"\1", _BAR.sub("", _ESCAPE.sub("", line))).strip()
 
 
 _BARE = re.compile(r"(?<=: )(-?inf|nan)(?=[,}])")
@@ -147,4 +204,10 @@ def _content(text: str) -> Mapping[Any, Any]:
 
 
 def _is_number(text: str) -> bool:
-    return re.fullmatch(_NUMBER, text.strip(), re.IGNORECASE) is not None
+    return re.fullmatch(rf"{_NUMBER}(\s*/\s*\d+)?\s*%?[,;|)\].]*", text.strip(), re.IGNORECASE) is not None
+
+
+def _value_of(text: str) -> float:
+    """Return the number of a pattern's group, which may have the sign behind it: `0.5,`, `98%`, `83/100`."""
+    number, _, whole = text.strip().rstrip("%,;|)].").partition("/")
+    return float(number) / float(whole) if whole and float(whole) else float(number)

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shlex
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -159,12 +160,38 @@ def test_a_pattern_names_the_metrics() -> None:
     found = metrics_in("validation 0.5 after grad_norm=nan acc=3", pattern)
     assert math.isnan(found.pop("grad_norm"))
     assert found == {"loss": 0.5}
+    for text in ("0.5,", "50%", "1/2.", "tensor(0.5, device='cuda:0')", "np.float64(0.5)"):
+        assert metrics_in(f"validation {text} after 3", pattern)["loss"] in (0.5, 50.0)
 
 
 @given(st.dictionaries(st.from_regex(r"[a-z_]\w{0,9}", fullmatch=True), st.floats(-1e300, 1e300)))
 def test_printed_metrics_are_read_as_they_were(metrics: dict[str, float]) -> None:
     assert metrics_in(" ".join(f"{name}={value}" for name, value in metrics.items())) == metrics
     assert metrics_in(json.dumps(metrics)) == metrics
+    assert metrics_in(f"epoch 3: {metrics}") == metrics
+
+
+WRITTEN = (
+    ("{!r}", float),
+    ("np.float64({!r})", float),
+    ("tensor({:.4f})", lambda value: round(value, 4)),
+    ("tensor({:.4f}, device='cuda:0', grad_fn=<NllLossBackward0>)", lambda value: round(value, 4)),
+    ("{:.3e}", lambda value: float(f"{value:.3e}")),
+    ("{:+.6g}%", lambda value: float(f"{value:.6g}")),
+    ("{:10.4f} ", lambda value: round(value, 4)),
+)
+
+
+@given(
+    st.floats(-1e6, 1e6),
+    st.sampled_from(WRITTEN),
+    st.sampled_from(["loss={}", "loss: {},", "| loss {} |", "'loss': {}"]),
+)
+def test_a_number_is_read_as_libraries_print_it(
+    value: float, written: tuple[str, Callable[[float], float]], line: str
+) -> None:
+    text, read = written
+    assert metrics_in(line.format(text.format(value)))["loss"] == pytest.approx(read(value), rel=1e-12)
 
 
 WORDS = {

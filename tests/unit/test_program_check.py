@@ -151,6 +151,18 @@ def test_a_metric_in_two_kinds_of_line_is_a_problem(batches: str, one: str, othe
     assert told.ok
 
 
+def test_a_number_without_a_sign_is_none_beside_lines_that_have_one() -> None:
+    lines = "print(f'loss={1 / epoch}'); print(f'new best loss {1 / epoch}', flush=True)"
+    report = checked(
+        f"import time\nfor epoch in range(1, 9): time.sleep(0.1); {lines}", "python train.py ${lr}", metrics="stdout"
+    )
+    assert report.ok
+    report = checked(
+        "import time\nfor _ in range(8): time.sleep(0.1); print('loss  5.02', flush=True)", metrics="stdout"
+    )
+    assert report.trial.metrics == {"loss": 5.02}
+
+
 def tried(source: str, command: str, space: object, *, quick: bool = False, **changes: object) -> CheckReport:
     Path("train.py").write_text(textwrap.dedent(source))
     given = experiment({"command": f"python train.py {command}", "metrics": "stdout", **changes}, 1, space)

@@ -24,7 +24,7 @@ from rubberband.executor.training.failures import UnclearMetric
 from rubberband.executor.training.guarded_process import GuardedProcess
 from rubberband.units import shown
 from rubberband.values.command import CHECKPOINT_PLACE, Metrics
-from rubberband.values.metric_lines import ambiguous, is_another_kind, metrics_in, pattern_of, unread
+from rubberband.values.metric_lines import ambiguous, is_another_kind, is_signed, metrics_in, pattern_of, unread
 
 Take = Callable[[int], None]
 """Keeps the files as they are, as those of an iteration; the program is stopped."""
@@ -78,6 +78,8 @@ class Printed:
             self._file_inode, self._file_known = self._file.stat().st_ino, self._file.read_bytes()
         self._fault: Exception | None = None
         self._line_before = ""
+        self._is_signed = False
+        """Whether a line had a sign before the metric's number, as in `loss=0.5`: `new best loss 0.5` is none then."""
         self.unread = ""
         """The latest line in which `null` and the like stand for the metric, until another has its number."""
         self._checkpoint = checkpoint
@@ -240,6 +242,10 @@ class Printed:
                     "entrypoint.metrics.pattern which one counts"
                 )
             elif self._metric in (metrics := metrics_in(text, self._pattern)):
+                if self._pattern is None and not self._is_signed:
+                    self._is_signed = is_signed(text, self._metric)
+                elif self._pattern is None and not is_signed(text, self._metric):
+                    continue
                 before, self._line_before, self.unread = self._line_before, text, ""
                 if before and self._pattern is None and is_another_kind(text, before, self._metric):
                     self._fault = UnclearMetric(_two_kinds(self._metric, before, text))
