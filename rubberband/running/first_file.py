@@ -1,4 +1,4 @@
-"""The experiment file that `rubberband init` writes, and the ranges of parameters that it guesses."""
+"""The experiment file that `rubberband init` writes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rubberband.values.command import line_of
 
@@ -17,10 +16,6 @@ _GUESSED_S = 10.0
 _USD_PER_HOUR = 3.06
 """Price of an instance with one GPU, which the file names."""
 _INSTANCES, _TRIALS, MOST, _FACTOR = 2, 16, 16, 4
-
-
-REQUIRED = object()
-"""Default of a parameter that has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,37 +59,6 @@ class TrialFindings:
 
 def is_maximised(metric: str) -> bool:
     return re.search(r"acc|auc|f1|score|reward|return|precision|recall|bleu|iou|r2", metric.lower()) is not None
-
-
-_BELOW_ONE = r"momentum|beta_?\d?|adam_beta\d|(.*_)?dropout(_.*)?|drop_.*"
-KNOWN = (
-    (r"lr|learning_rate|.*_lr", "{type: loguniform, lower: 1e-4, upper: 1e-1}"),
-    (r"weight_decay|wd|l2|.*_decay", "{type: loguniform, lower: 1e-6, upper: 1e-2}"),
-    (r"momentum|beta_?\d?|adam_beta\d", "{type: uniform, lower: 0.5, upper: 0.99}"),
-    (r"(.*_)?dropout(_.*)?|drop_.*", "{type: uniform, lower: 0.0, upper: 0.5}"),
-    (r"(.*_)?batch_size", "{type: choice, values: [32, 64, 128]}"),
-    (r"(.*_)?(layers|depth|num_layers)", "{type: randint, lower: 1, upper: 5}"),
-    (r"(.*_)?(hidden|width|units|channels|dim)(_.*)?", "{type: choice, values: [32, 64, 128]}"),
-)
-"""Usual ranges by the parameter's name."""
-
-
-def domain_of(name: str, default: Any) -> tuple[str, str]:
-    """Return a parameter's domain, and a comment."""
-    is_number = isinstance(default, int | float) and not isinstance(default, bool)
-    said = f"the default is {default}" if default is not REQUIRED else ""
-    if is_number and default > 0 and not re.fullmatch(_BELOW_ONE, name.lower()):
-        if isinstance(default, int):
-            return f"{{type: choice, values: {sorted({max(1, default // 2), default, 2 * default})}}}", said
-        if 0.5 <= default < 1.0:
-            return f"{{type: uniform, lower: {default / 2:g}, upper: 1.0}}", said
-        return f"{{type: loguniform, lower: {default / 10:g}, upper: {default * 10:g}}}", said
-    for pattern, domain in KNOWN:
-        if re.fullmatch(pattern, name.lower()):
-            return domain, "a usual range"
-    if isinstance(default, bool):
-        return "{type: choice, values: [true, false]}", said
-    return "{type: uniform, lower: 0.0, upper: 1.0}", "a guess: write its range"
 
 
 def text_of(seen: TrialFindings, path: Path) -> str:

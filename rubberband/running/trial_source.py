@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rubberband.running.first_file import REQUIRED, TrialFindings, domain_of, is_maximised, name_of
+from rubberband.running.first_file import TrialFindings, is_maximised, name_of
+from rubberband.running.ranges import REQUIRED, domain_of
 
 
 def findings_of_code(trial: str, path: Path) -> TrialFindings:

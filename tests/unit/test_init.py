@@ -182,8 +182,9 @@ def test_options_become_parameters_and_places_without_training(here: Path) -> No
     assert not (here / "trained").exists()
     assert isinstance(experiment.entrypoint, Program)
     assert experiment.entrypoint.command == (
-        "python train.py --epochs ${max_t} --seed ${seed} --out ${checkpoint} --batch-size ${batch_size} --lr ${lr} "
-        "--gamma ${gamma} --momentum ${momentum} --weight_decay ${weight_decay} --optimizer ${optimizer} ${amp}"
+        "python train.py --epochs ${max_t} --seed ${seed} --save-model ${checkpoint}/mnist.pt --out ${checkpoint} "
+        "--batch-size ${batch_size} --lr ${lr} --gamma ${gamma} --momentum ${momentum} --weight_decay ${weight_decay} "
+        "--optimizer ${optimizer}"
     )
     assert experiment.entrypoint.metrics == "stdout"
     assert (experiment.search.metric, experiment.search.mode) == ("accuracy", "max")
@@ -196,11 +197,12 @@ def test_options_become_parameters_and_places_without_training(here: Path) -> No
         "momentum": "uniform",
         "weight_decay": "loguniform",
         "optimizer": "choice",
-        "amp": "choice",
     }
     text = Path("experiment.yaml").read_text()
-    assert "lr: {type: loguniform, lower: 0.001, upper: 0.1} # the default is 0.01" in text
-    assert "# Note: --nesterov is a switch" in text
+    assert "    lr: {type: loguniform, lower: 0.001, upper: 0.1} # the default is 0.01\n" in text
+    switch = "the default is False; add --nesterov ${nesterov} to the command, and booleans: {style: flag}"
+    assert f"    # nesterov: {{type: choice, values: [true, false]}} # {switch}\n" in text
+    assert "    # amp: {type: choice, values: ['--amp', '--no-amp']} # the program's default is True; add ${am" in text
     assert "# Note: --big has type=bool, which reads every text as true" in text
     assert "--no-cuda" not in text
     rubberband("estimate", "experiment.yaml")
@@ -301,7 +303,7 @@ def test_a_parser_in_an_imported_module_is_found(here: Path) -> None:
         "import argparse\ndef read():\n    p = argparse.ArgumentParser()\n"
         "    p.add_argument('--lr', type=float, default=0.1)\n    return p.parse_args()\n"
     )
-    assert [option.name for option in found_in("from options import read\nread()").parameters] == ["lr"]
+    assert [*found_in("from options import read\nread()").space] == ["lr"]
 
 
 @cases("source", "remark")

@@ -1,7 +1,7 @@
 """Runs a program until it parses its arguments, writes down its options, and ends it there.
 
-`options.py` starts this file with the program's own Python: only the standard library is imported, and that by
-versions of Python that this package does not support. The first argument is the pipe of the answer, the others are the
+`parsers.py` starts this file with the program's own Python: only the standard library is imported, and that by
+versions of Python that this package does not support. The first argument is the file of the answer, the others are the
 program and its arguments, as Python takes them: `train.py --data d`, `-m package.train`.
 """
 
@@ -10,18 +10,28 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import runpy
 import sys
+import threading
 from typing import Any, NoReturn
 
 _SMALL = 3
-"""A parser of so few options that is asked for the ones it knows reads a configuration file before the real parser."""
+"""A parser of so few options that is asked for the ones it knows may read a configuration file before another one."""
+_SECOND_S = 10.0
+"""Time in which that other one has to be asked."""
+_COMMANDS = ("train", "fit", "run", "main")
+"""Subcommands that are chosen where the words name none."""
+
+ANSWER = ""
+"""File of the answer."""
 
 
 def main() -> None:
-    """Run the program; it ends in `_stop`, or by itself."""
-    answer, program = int(sys.argv[1]), sys.argv[2:]
-    _patch(answer)
+    """Run the program; it ends in `stop`, or by itself."""
+    global ANSWER
+    ANSWER, program = os.path.abspath(sys.argv[1]), sys.argv[2:]
+    _patch_argparse()
     if program[0] == "-m":
         sys.argv = program[1:]
         sys.path[0] = os.getcwd()
@@ -32,77 +42,132 @@ def main() -> None:
     runpy.run_path(program[0], run_name="__main__")
 
 
-def _patch(answer: int) -> None:
-    known = argparse.ArgumentParser.parse_known_args
+def stop(options: list[dict[str, Any]], commands: list[str] | None = None, **more: Any) -> NoReturn:
+    """Write the options down, and end the program."""
+    text = json.dumps({"options": options, "commands": commands or [], **more}, default=repr)
+    with open(ANSWER + ".part", "w") as file:
+        file.write(text)
+    os.rename(ANSWER + ".part", ANSWER)
+    os._exit(0)
 
-    def stop(parser: argparse.ArgumentParser, args: Any = None, namespace: Any = None) -> NoReturn:
-        _stop(answer, _chosen(parser, sys.argv[1:]))
 
-    def maybe_stop(parser: argparse.ArgumentParser, args: Any = None, namespace: Any = None, **more: Any) -> Any:
-        if len(parser._actions) > _SMALL:
-            _stop(answer, _chosen(parser, sys.argv[1:]))
+def chosen(words: list[str], names: list[str]) -> str | None:
+    """Return the subcommand that the words name, or else the one that trains; None: it is not known."""
+    found = next((word for word in words if word in names), None)
+    if found is None and not any(word in names for word in words):
+        found = next((name for name in _COMMANDS if name in names), None)
+    return found if found is not None or len(names) != 1 else names[0]
+
+
+# argparse, and all that is made of it: ConfigArgParse, simple-parsing, HfArgumentParser, jsonargparse.
+
+
+def _patch_argparse() -> None:
+    base: Any = argparse.ArgumentParser
+    parse, known = base.parse_args, base.parse_known_args
+    final: list[Any] = []
+    first: list[dict[str, Any]] = []
+
+    def parse_args(parser: Any, args: Any = None, namespace: Any = None) -> Any:
+        if type(parser).parse_known_args is base.parse_known_args:
+            _stop_parser(parser, first)
+        final.append(parser)  # it adds options as it parses
+        return parse(parser, args, namespace)
+
+    def parse_known_args(parser: Any, args: Any = None, namespace: Any = None, **more: Any) -> Any:
+        if parser in final or len(parser._actions) > _SMALL or not _is_another(parser):
+            _stop_parser(parser, first)
+        if not first:
+            first.extend(_options(parser, 0)[0])
+            late = threading.Timer(_SECOND_S, lambda: stop(first))
+            late.daemon = True
+            late.start()
         return known(parser, args, namespace, **more)
 
-    parser: Any = argparse.ArgumentParser
-    parser.parse_args = parser.parse_intermixed_args = stop
-    parser.parse_known_args = parser.parse_known_intermixed_args = maybe_stop
+    base.parse_args = base.parse_intermixed_args = parse_args
+    base.parse_known_args = base.parse_known_intermixed_args = parse_known_args
 
 
-def _chosen(parser: argparse.ArgumentParser, words: list[str]) -> list[argparse.Action]:
-    """Return the actions of the parser, and of the subparsers that the words name."""
-    found: list[argparse.Action] = []
+def _is_another(parser: Any) -> bool:
+    """Whether the program that calls it asks a parser in several places."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and os.path.basename(frame.f_code.co_filename) in ("argparse.py", "parser_probe.py"):
+        frame = frame.f_back
+    try:
+        with open(frame.f_code.co_filename, encoding="utf-8", errors="replace") as file:
+            return len(re.findall(r"\.parse_\w*args\w*\(", file.read())) > 1
+    except (AttributeError, OSError):
+        return True
+
+
+def _stop_parser(parser: Any, before: list[dict[str, Any]]) -> NoReturn:
+    options, commands = _options(parser, 0)
+    names = {option["name"] for option in options}
+    stop([option for option in before if option["name"] not in names] + options, commands)
+
+
+def _options(parser: Any, level: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the options of the parser and of the subparsers that the words name, and the names of these."""
+    found: list[dict[str, Any]] = []
+    commands: list[str] = []
     subparsers: Any = None
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             subparsers = action
         elif not isinstance(action, (argparse._HelpAction, argparse._VersionAction)):
-            found.append(action)
+            found.append(dict(_option(action), level=level))
     if subparsers is not None:
-        name = next((word for word in words if word in subparsers.choices), None)
-        if name is not None:
-            return found + _chosen(subparsers.choices[name], words)
-        if subparsers.required:
-            found.append(subparsers)
-    return found
+        name = chosen(sys.argv[1:], list(subparsers.choices))
+        if name is None and subparsers.required:
+            found.append({"name": "one of " + ", ".join(subparsers.choices), "required": True, "kind": "other"})
+        elif name is not None:
+            options, commands = _options(subparsers.choices[name], level + 1)
+            return found + options, [name, *commands]
+    return found, commands
 
 
-def _stop(answer: int, actions: list[argparse.Action]) -> NoReturn:
-    with os.fdopen(answer, "w") as file:
-        file.write(json.dumps([_option(action) for action in actions], default=repr))
-    os._exit(0)
+_KINDS = {"StoreAction": "value", "StoreTrueAction": "switch", "BooleanOptionalAction": "pair"}
 
 
-def _option(action: argparse.Action) -> dict[str, Any]:
+def _option(action: Any) -> dict[str, Any]:
+    kind = _KINDS.get(type(action).__name__.strip("_"), "other")
+    flags = list(action.option_strings)
+    off = next((flag for flag in flags if flag.startswith("--no-")), "") if kind == "pair" else ""
     return {
         "name": action.dest,
-        "flags": list(action.option_strings),
-        "kind": type(action).__name__.strip("_"),
+        "flags": flags,
+        "kind": kind if kind != "pair" or off else "other",
+        "off": off,
         "type": getattr(action.type, "__name__", None) if action.type is not None else None,
-        "default": action.default,
+        "default": None if action.default == argparse.SUPPRESS else action.default,
         "choices": list(action.choices) if action.choices is not None else None,
-        "takes_one": action.nargs in (None, "?"),
+        "takes_one": action.nargs in (None, "?") or kind != "value",
         "required": bool(action.required),
-        "booleans": _booleans(action),
+        "booleans": _booleans(action, kind),
+        "help": action.help if isinstance(action.help, str) else "",
     }
 
 
-def _booleans(action: argparse.Action) -> list[str] | None:
+def _booleans(action: Any, kind: str) -> list[str] | None:
     """Return the words for true and false that the option's type distinguishes; None for a text, or another option.
 
-    Only the type of an option that was given such a word is called: others may open files.
+    Only the type of an option that is true or false, or was given such a word, is called: others may open files.
     """
-    given = [word for flag in action.option_strings for word in _given(flag)]
-    if (
-        action.type in (None, str)
-        or not callable(action.type)
-        or not {word.lower() for word in given} & {"true", "false"}
-    ):
+    given = {word.lower() for flag in action.option_strings for word in _given(flag)}
+    if action.type in (None, str) or not callable(action.type) or kind != "value":
         return None
+    if not (given & {"true", "false"} or isinstance(action.default, bool)):
+        return None
+    return styles(action.type)
+
+
+def styles(read: Any) -> list[str]:
+    """Return the words for true and false that a function distinguishes."""
     found = []
     for words in ("true/false", "True/False", "1/0"):
         try:
-            one, other = (action.type(word) for word in words.split("/"))
-        except Exception:  # a type refuses words that it does not know
+            one, other = (read(word) for word in words.split("/"))
+        except BaseException:  # it refuses words that it does not know
             continue
         if one != other:
             found.append(words)

@@ -1,0 +1,169 @@
+"""Asks a program's parser for its options: the program runs in a process of its own until it parses its arguments."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rubberband.running.programs import parser_probe
+from rubberband.running.programs.roles import is_fixed
+from rubberband.running.ranges import plain_name, rank_of
+from rubberband.values.command import PLACES
+
+LIMIT_S = 60.0
+"""Time until a program parses its arguments; its imports may take long."""
+_BOOL_OF_TRAINER = "string_to_bool"
+"""Name of the type that HfArgumentParser gives to its options that are true or false."""
+_UNKNOWN = 100
+"""Rank of a parameter of an unusual name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramOption:
+    """An option of a program."""
+
+    name: str
+    flags: tuple[str, ...] = ()
+    """Empty for a positional argument."""
+    kind: str = "value"
+    """`value`, `switch` (there or not), `pair` (a flag for true and one for false), or `other`."""
+    form: str = "space"
+    """`space`: `--lr 0.1`; `=`: `--lr=0.1`, and `lr=0.1` for a flag without hyphens."""
+    off: str = ""
+    """The flag for false of a `pair`."""
+    type: str | None = None
+    default: Any = None
+    choices: tuple[Any, ...] | None = None
+    takes_one: bool = True
+    required: bool = False
+    booleans: tuple[str, ...] | None = None
+    """Words for true and false that its type distinguishes; None: it is not known."""
+    help: str = ""
+    level: int = 0
+    """Number of subcommands before which it stands."""
+
+    @property
+    def flag(self) -> str:
+        """The flag that is written: the longest; empty for a positional argument."""
+        return max((flag for flag in self.flags if flag != self.off), key=len, default="")
+
+    @property
+    def is_boolean(self) -> bool:
+        """Whether it is true or false."""
+        return self.kind in ("switch", "pair") or self.booleans is not None or isinstance(self.default, bool)
+
+    @property
+    def is_of_trainer(self) -> bool:
+        """Whether HfArgumentParser made it."""
+        return self.type == _BOOL_OF_TRAINER
+
+    @property
+    def is_tunable(self) -> bool:
+        """Whether it is one value that a search may change, as far as its name says."""
+        if not self.takes_one or self.name in PLACES or self.kind == "other" or is_fixed(self.name):
+            return False
+        if self.kind == "switch":
+            return self.default in (False, None) and not re.match("--?no[-_]", self.flag)
+        if self.is_boolean:
+            return self.kind == "pair" or bool(self.booleans)
+        if self.choices is not None:
+            return 1 < len(self.choices) <= 8
+        is_number = isinstance(self.default, int | float) or self.type in ("int", "float")
+        if plain_name(self.name) == "channels" and self.default in (1, 3, 4):  # of an image
+            return False
+        return is_number and (rank_of(self.name) is not None or (self.default or 0) > 0)
+
+    @property
+    def is_worth_a_search(self) -> bool:
+        """Whether it may be searched without being asked for: a known parameter, or a number."""
+        return rank_of(self.name) is not None or not (self.is_boolean or self.choices)
+
+    @property
+    def rank(self) -> int:
+        """Return its place among the parameters, the best known first, and else numbers that are no counts."""
+        known = rank_of(self.name)
+        return known if known is not None else _UNKNOWN + (self.type == "int" or isinstance(self.default, int))
+
+    def words(self, value: str) -> list[str]:
+        """Return the words that give it a value."""
+        if not self.flags or self.kind == "pair":
+            return [value]
+        is_negative = isinstance(self.default, int | float) and self.default < 0  # -1e-05 would be an option
+        return [f"{self.flag}={value}"] if self.form == "=" or is_negative else [self.flag, value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parser:
+    """A program's parser."""
+
+    options: tuple[ProgramOption, ...] = ()
+    commands: tuple[str, ...] = ()
+    """Subcommands, outermost first."""
+    begin: int = 0
+    """Index of the first word that the program reads."""
+    fault: str = ""
+    """Why it was not read."""
+
+
+def parser_of(words: Sequence[str], folder: Path, sources: Sequence[str]) -> Parser:
+    """Run the program until it parses its arguments."""
+    if not any("ArgumentParser" in text for text in sources):
+        fault = (
+            "it has no ArgumentParser, so its parameters were not found: write them below, and their options into the "
+            "command"
+        )
+        return Parser(fault=fault if sources else "")
+    at = next((at for at, word in enumerate(words) if word.endswith(".py") or word == "-m"), None)
+    if at is None or not Path(words[0]).name.startswith("python"):
+        return Parser(
+            fault="it does not begin with python and a script, so its options were not read: name them in the command"
+        )
+    with tempfile.TemporaryDirectory() as place:
+        answer = Path(place, "answer")
+        process = subprocess.Popen(
+            [*words[:at], parser_probe.__file__, str(answer), *words[at:]],
+            cwd=folder,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            _, printed = process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return Parser(fault=f"it parsed no arguments within {LIMIT_S:g} s, so its options were not read")
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        begin = at + 1 + (words[at] == "-m")
+        return _answered(answer.read_bytes() if answer.exists() else b"", printed, begin)
+
+
+def _answered(content: bytes, printed: bytes, begin: int) -> Parser:
+    if not content:
+        last = printed.decode("utf-8", "replace").strip().splitlines()[-1:]
+        why = f" ({last[0]})" if last else ""
+        return Parser(fault=f"it ended before it parsed its arguments{why}, so its options were not read")
+    plain = json.loads(content)
+    return Parser(
+        options=tuple(_option(each) for each in plain["options"]), commands=tuple(plain["commands"]), begin=begin
+    )
+
+
+def _option(plain: Mapping[str, Any]) -> ProgramOption:
+    values: dict[str, Any] = {
+        name: tuple(value) if name in ("flags", "choices", "booleans") and value is not None else value
+        for name, value in plain.items()
+    }
+    return ProgramOption(**values)
