@@ -423,7 +423,8 @@ class ResourcesDict(TypedDict, total=False):
     Google (`gs://`), Azure (`az://`, `abfs://`) or Hugging Face (`hf://`). By default one in the experiment's
     folder, and on EC2 one in the bucket of `rubberband aws setup`."""
     env: Mapping[str, str]
-    """Variables of trials' processes on every instance, set before the trial's code is imported."""
+    """Variables of trials' processes on every instance, set before the trial's code is imported. Those of a program
+    may have `${checkpoint}`, other places and parameters in them, which are filled when it starts."""
     secrets: Sequence[str]
     """Names of variables whose values come from the environment of `rubberband run` and `rubberband resume`. Values
     are not written down, and masked in logs."""

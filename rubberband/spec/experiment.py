@@ -44,7 +44,7 @@ from rubberband.spec.fields import (
 )
 from rubberband.spec.observers import Notify, Trackers
 from rubberband.spec.profile_file import InlineProfile, load_profile
-from rubberband.spec.program import Program, check_program
+from rubberband.spec.program import Program, check_env, check_program
 from rubberband.spec.resources import Resources
 from rubberband.spec.samplers import trial_seed
 from rubberband.spec.search import PROBE, Search
@@ -333,7 +333,9 @@ class Experiment(Words):
     @model_validator(mode="after")
     def _agrees(self) -> Experiment:
         if isinstance(self.entrypoint, Program):
-            check_program(self.entrypoint, self.search)
+            check_program(self.entrypoint, self.search, self.resources.env)
+        else:
+            check_env(self.resources.env)
         _check_limits(self.search, self.constraints)
         _check_money(self.constraints, self.resources)
         if isinstance(self.profile, ProfilesByType):

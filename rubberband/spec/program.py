@@ -17,10 +17,12 @@ from rubberband.spec.space import Domain, SubSpace, check_names
 from rubberband.units import shown
 from rubberband.values.command import (
     CHECKPOINT_PLACE,
+    PLACES,
     Booleans,
     Launch,
     Metrics,
     ProgramCommand,
+    check_variables,
     launcher_of,
     named,
     script_of,
@@ -145,9 +147,13 @@ def command(
         raise word_error(error) from None
 
 
-def check_program(program: Program, search: Search) -> None:
-    """Raise the fault of a command whose `${…}` do not fit the search space."""
+def check_program(program: Program, search: Search, env: Mapping[str, str]) -> None:
+    """Raise the fault of a command, or of its variables, whose `${…}` do not fit the search space."""
     words = words_of(program.command)
+    try:
+        check_variables(env, check_names(search.space))
+    except InputError as error:
+        raise fault(str(error), at=("resources", "env")) from None
     try:
         check_command(words, check_names(search.space))
         if program.booleans.style == "flag":
@@ -156,6 +162,18 @@ def check_program(program: Program, search: Search) -> None:
             _check_shell_values(text, search.space, program.booleans.style)
     except InputError as error:
         raise fault(str(error), at=("entrypoint", "command")) from None
+
+
+def check_env(env: Mapping[str, str]) -> None:
+    """Raise the fault of a variable with a `${…}`, which a trial in Python does not fill."""
+    for name, value in env.items():
+        if place := next(named(value), None):
+            why = (
+                f"${{{place}}} is for a program (entrypoint: {{command: …}}), and a trial in Python fills none"
+                if place in PLACES
+                else "names another variable, and texts are taken as they are"
+            )
+            raise fault(f"{why}; write the text, or list a secret in secrets", at=("resources", "env", name))
 
 
 def _check_flags(words: Sequence[str], space: Mapping[str, Any]) -> None:

@@ -219,7 +219,7 @@ def _text(value: Any) -> str:
         )
     if "\0" in value:
         raise fault("has a null character, which no variable can hold; remove it")
-    if re.search(r"\$\{?[A-Za-z_]", value):
+    if re.search(r"\$[A-Za-z_]", value):
         raise fault(
             "names another variable, and texts are taken as they are; write the text, or list a secret in secrets"
         )
@@ -339,7 +339,8 @@ class Resources(Words):
         Field(max_length=1000),
         BeforeValidator(_mapping),
     ] = Field(default_factory=dict)
-    """Variables of trials' processes on every instance, set before the trial's code is imported."""
+    """Variables of trials' processes on every instance, set before the trial's code is imported. Those of a program may
+    have `${checkpoint}`, other places and parameters in them, which are filled when it starts."""
     secrets: Annotated[
         tuple[Annotated[str, AfterValidator(variable_name)], ...], Field(max_length=100), BeforeValidator(_names)
     ] = ()

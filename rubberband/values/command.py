@@ -21,6 +21,8 @@ Launch = Literal["worker", "machine"]
 
 PLACES = {
     "args": "all parameters, as --name=value",
+    "args_no_hyphens": "all parameters, as name=value",
+    "args_json": "all parameters, as one word of JSON",
     "checkpoint": "the folder of the trial's checkpoint",
     "iterations": "the iterations that are done",
     "max_t": "the iterations of a trial that trains to the end",
@@ -36,6 +38,8 @@ PLACES = {
 CHECKPOINT_PLACE = "${checkpoint}"
 _PLACE = re.compile(r"\$\$|\$\{([^}]*)\}")
 _ARGS = "${args}"
+_HYPHENS = {_ARGS: "--", "${args_no_hyphens}": ""}
+"""Word that stands for several -> what each begins with."""
 _LONE = re.compile(r"([\w.+~-]+=)?\$\{[^}]*\}")
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*")
 _PLAIN = re.compile(r"""[^\s'"\\]+""")
@@ -98,21 +102,16 @@ class ProgramCommand:
         option before it; so is `--name=${name}`. Raises InputError for such a parameter within another word.
         """
         argv = list[str]()
-
-        def filled(match: re.Match[str]) -> str:
-            name = match[1]
-            return "$" if name is None else places[name] if name in places else text_of(values[name], self.booleans)
-
         for before, word in zip(("", *self.words), self.words, strict=False):
             switch = switch_of(before, word) if self.booleans == "flag" else None
-            if word == _ARGS:
+            if word in _HYPHENS:
                 for name, value in values.items():
-                    argv += self._option(f"--{name}", value)
+                    argv += self._option(f"{_HYPHENS[word]}{name}", value)
             elif switch is not None and isinstance(values.get(switch[1]), bool):
                 argv = argv[:-1] if switch[0] == before else argv
                 argv += self._option(switch[0], values[switch[1]])
-            elif all(name in places or name in values for name in named(word)):
-                argv.append(_PLACE.sub(filled, word))
+            elif self._lacks(word, values, places) is None:
+                argv.append(self.filled(word, values, places))
             elif (lone := _LONE.fullmatch(word)) is None:
                 raise InputError(
                     f"entrypoint.command: this configuration lacks a parameter of {shown(word)}; write it as a word "
@@ -122,14 +121,35 @@ class ProgramCommand:
                 argv.pop()
         return argv
 
+    def filled(self, word: str, values: Mapping[str, Any], places: Mapping[str, str]) -> str:
+        """Return one word, or the value of a variable, with what `${…}` stands for.
+
+        Raises InputError for a parameter that this configuration lacks.
+        """
+        if (lacking := self._lacks(word, values, places)) is not None:
+            raise InputError(f"{shown(word)}: this configuration lacks the parameter {lacking}")
+        texts = {name: text_of(value, self.booleans) for name, value in values.items()}
+        texts |= {"args_json": json.dumps(dict(values)), **places}
+        return _PLACE.sub(lambda match: "$" if match[1] is None else texts[match[1]], word)
+
+    @staticmethod
+    def _lacks(word: str, values: Mapping[str, Any], places: Mapping[str, str]) -> str | None:
+        known = {"args_json", *values, *places}
+        return next((name for name in named(word) if name not in known), None)
+
     def _option(self, option: str, value: Any) -> list[str]:
-        if self.booleans == "flag" and isinstance(value, bool):
+        if self.booleans == "flag" and isinstance(value, bool) and option.startswith("-"):
             return [option] if value else []
         return [f"{option}={text_of(value, self.booleans)}"]
 
 
 def text_of(value: Any, booleans: str = "true/false") -> str:
-    """Return a parameter's value as programs read it: booleans as `Booleans` says, null, JSON for lists, texts."""
+    """Return a parameter's value as programs read it: booleans as `Booleans` says, null, JSON for lists, texts.
+
+    With `True/False` null and lists are Python's too, as a sweep of W&B writes them.
+    """
+    if booleans == "True/False":
+        return str(value)
     if isinstance(value, bool) and booleans != "flag":
         return booleans.split("/")[not value]
     return value if isinstance(value, str) else json.dumps(value)
@@ -196,18 +216,33 @@ def check_names(words: Sequence[str], parameters: Collection[str]) -> None:
             raise InputError(f"the parameter {name} has the name of ${{{name}}} ({PLACES[name]}); rename it")
     for word in words:
         for name in named(word):
-            if name == "args" and word != _ARGS:
+            if f"${{{name}}}" in _HYPHENS and word not in _HYPHENS:
                 raise InputError(
-                    f"{shown(word)} has more than ${{args}}, which stands for several words; give it one of its own"
+                    f"{shown(word)} has more than ${{{name}}}, which stands for several words; give it one of its own"
                 )
             if name not in parameters and name not in PLACES:
                 raise InputError(f"${{{name}}} is no parameter; {nearest(name, [*sorted(parameters), *PLACES])}")
     text = shell_text(words)
-    if text is not None and _ARGS in words and words[words.index(_ARGS) - 1] == text:
+    if text is not None and any(before == text and word in _HYPHENS for before, word in pairwise(words)):
         raise InputError(
             "a shell takes the first word after its text as $0, and so the first parameter of ${args} is lost; write a "
             'word between them, as in [bash, -c, \'python train.py "$@"\', train, "${args}"]'
         )
+
+
+def check_variables(variables: Mapping[str, str], parameters: Collection[str]) -> None:
+    """Raise InputError for a `${…}` in the value of a variable that no start of a program fills."""
+    for name, value in variables.items():
+        for place in named(value):
+            if f"${{{place}}}" in _HYPHENS:
+                raise InputError(
+                    f"{name}: ${{{place}}} stands for several words; write ${{args_json}} for all parameters"
+                )
+            if place not in parameters and place not in PLACES:
+                raise InputError(
+                    f"{name}: ${{{place}}} is no parameter, and no shell reads it; list a secret in secrets, or "
+                    f"correct it: {nearest(place, [*sorted(parameters), *PLACES])}"
+                )
 
 
 def named(word: str) -> Iterator[str]:
@@ -218,9 +253,11 @@ def named(word: str) -> Iterator[str]:
 def unused(words: Sequence[str], parameters: Collection[str]) -> list[str]:
     """Return the parameters that the command never names: they change nothing, unless it reads RUBBERBAND_CONFIG."""
     text = shell_text(words)
-    if _ARGS in words and (text is None or re.search(r"\$\{?[@*1-9]", text)):
-        return []
     used = {name for word in words for name in named(word)}
+    if used & {"args", "args_no_hyphens"} and (text is None or re.search(r"\$\{?[@*1-9]", text)):
+        return []
+    if "args_json" in used:
+        return []
     return [name for name in parameters if name not in used]
 
 

@@ -7,6 +7,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -53,6 +54,53 @@ def test_a_parameter_that_the_configuration_lacks_is_left_out_with_its_option() 
 def test_booleans_are_written_as_the_program_reads_them(style: str, line: str) -> None:
     command = ProgramCommand(words=words_of("train --a ${a} --b=${b} ${a} ${c} --c=${d}"), booleans=style)
     assert " ".join(command.line({"a": True, "b": False, "c": [True], "d": 1}, {})) == line
+
+
+def test_all_parameters_are_written_for_hydra_and_as_json() -> None:
+    words = words_of("python train.py ${args_no_hyphens} --config=${args_json}")
+    values = {"model.lr": 0.1, "big": True, "name": "a b", "none": None}
+    found = ProgramCommand(words=words).line(values, {})
+    assert found[2:] == ["model.lr=0.1", "big=true", "name=a b", "none=null", f"--config={json.dumps(values)}"]
+    assert ProgramCommand(words=words, booleans="flag").line(values, {})[3] == "big=true", "hydra has no flags"
+    assert unused(words[:3], ["lr"]) == unused(words[3:], ["lr"]) == []
+
+
+def test_python_style_is_what_a_sweep_of_wandb_writes() -> None:
+    values = {"a": None, "b": [True, None, "x"], "c": False, "d": 1e-05, "e": "text"}
+    found = ProgramCommand(words=("t", "${args}"), booleans="True/False").line(values, {})
+    assert found[1:] == [f"--{name}={value}" for name, value in values.items()]
+
+
+def test_variables_of_a_program_are_filled_and_checked() -> None:
+    entrypoint = {"command": "python train.py ${args}"}
+
+    def experiment(entrypoint: Any, **env: str) -> Experiment:
+        resources = {"provider": "local", "gpus_per_instance": 1, "env": env}
+        words: Any = {"entrypoint": entrypoint, "resources": resources}
+        search = {"space": {"lr": rubberband.uniform(0, 1)}, "scheduler": {"type": "sha", "num_samples": 2, "max_t": 2}}
+        return Experiment(
+            name="x", search={**search, "metric": "loss", "mode": "min"}, constraints={"deadline": "1h"}, **words
+        )
+
+    env = {"SM_MODEL_DIR": "${checkpoint}", "SM_HPS": "${args_json}", "SM_HP_LR": "${lr}", "PLAIN": "text"}
+    found = experiment(entrypoint, **env)
+    assert found.to_words()["resources"]["env"] == env
+    command = ProgramCommand(words=words_of("train"))
+    assert [command.filled(value, {"lr": 0.5}, PLACES) for value in env.values()] == [
+        "/run/out", '{"lr": 0.5}', "0.5", "text"
+    ]  # fmt: skip
+    for value, line in {
+        "${lrr}": r"resources\.env: A: \$\{lrr\} is no parameter, and no shell reads it; .*: did you mean 'lr'",
+        "${args}": r"stands for several words; write \$\{args_json\}",
+    }.items():
+        with pytest.raises(InputError, match=line):
+            experiment(entrypoint, A=value)
+    with pytest.raises(
+        InputError, match=r"resources\.env\.A: \$\{seed\} is for a program .* a trial in Python fills none"
+    ):
+        experiment("module:Trial", A="${seed}")
+    with pytest.raises(InputError, match=r"resources\.env\.A: names another variable"):
+        experiment("module:Trial", A="${HOME}")
 
 
 def test_flags_are_among_all_parameters_and_may_be_conditional() -> None:

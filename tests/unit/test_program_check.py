@@ -485,3 +485,22 @@ def test_a_command_that_holds_the_value_of_a_secret_is_refused(monkeypatch: pyte
     )
     with pytest.raises(InputError, match="it holds the value of a secret"):
         named_entrypoint(experiment)
+
+
+def test_variables_of_an_experiment_are_filled_when_its_program_starts() -> None:
+    Path("train.py").write_text(
+        "import json, os, pathlib\n"
+        "out = pathlib.Path(os.environ['SM_MODEL_DIR'])\n"
+        "assert json.loads(os.environ['SM_HPS']) == {'lr': float(os.environ['SM_HP_LR'])}\n"
+        "epoch = int((out / 'n').read_text()) if (out / 'n').exists() else 0\n"
+        "for epoch in range(epoch + 1, 9):\n"
+        "    (out / 'n').write_text(str(epoch))\n"
+        "    print(f'loss={1 / epoch}', flush=True)\n"
+        "    import time; time.sleep(0.1)\n"
+    )
+    words = experiment({"command": ["python", "train.py"], "metrics": "stdout"}, 1).to_words()
+    words["resources"]["env"] = {"SM_MODEL_DIR": "${checkpoint}", "SM_HPS": "${args_json}", "SM_HP_LR": "${lr}"}
+    with mock.patch.object(check_module, "check", check_here):
+        report = check_experiment(Experiment(**words), search_path=[Path.cwd()], quick=True)
+    assert (report.problems, report.trial.metrics) == ((), {"loss": 1.0})
+    assert report.trial.checkpoint_bytes

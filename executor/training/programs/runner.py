@@ -84,6 +84,8 @@ class CommandRunner(Runner):
         """`folder`: that of its process; `environment`: its secrets are masked in failures."""
         self._command, self._segment, self._folder, self._gang = command, segment, folder, gang
         self._masked = environment.masked
+        self._variables = {name: value for name, value in environment.variables.items() if "${" in value}
+        """Variables that are filled when the program starts."""
         self._scratch = Scratch()  # that of a killed worker goes with the next one
         self._place = self._scratch.path
         self._checkpoint = self._place / "checkpoint"
@@ -313,10 +315,12 @@ class CommandRunner(Runner):
             "master_port": str(place.port),
         }
         run = f"rubberband-{segment.trial}-{segment.attempt}"
+        filled = {name: command.filled(value, segment.config, places) for name, value in self._variables.items()}
         environment = {
             **(_WITHOUT_GPU if segment.device == "cpu" else {}),
             **(place.lightning_defaults() if by_worker and place.size > 1 else {}),
             **os.environ,
+            **filled,
             **(place.variables(run) if by_worker else place.address_variables()),
             **({} if place.gpus is None else {"CUDA_VISIBLE_DEVICES": place.gpus}),
             "PYTHONUNBUFFERED": "1",
@@ -324,7 +328,7 @@ class CommandRunner(Runner):
             CHECKPOINT: str(self._checkpoint),
             CONFIG: json.dumps(dict(segment.config)),
         }
-        saves = any("${checkpoint}" in word for word in command.words)
+        saves = any("${checkpoint}" in word for word in (*command.words, *self._variables.values()))
         self._printed = Printed(command.metrics, segment.metric, self._checkpoint, saves=saves)
         self._words = command.line(segment.config, places)
         (output, printing), (errors, complaining) = os.pipe(), os.pipe()
