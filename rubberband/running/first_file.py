@@ -46,8 +46,13 @@ class TrialFindings:
     """The sampler as the file writes it; empty: random."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables of the program, in `resources.env`."""
+    track: str = ""
+    """`track` as the file writes it; empty: none."""
     most: int = MOST
     """Iterations of a trial that trains to the end."""
+    trials: int = _TRIALS
+    work: int = 0
+    """Iterations of all trials, for the deadline; 0: those of the usual scheduler."""
     remarks: tuple[str, ...] = ()
     iteration_s: float | None = None
     startup_s: float = 0.0
@@ -64,8 +69,9 @@ def is_maximised(metric: str) -> bool:
 def text_of(seen: TrialFindings, path: Path) -> str:
     """Return the experiment file at `path`."""
     iteration_s = max(0.01, _GUESSED_S if seen.iteration_s is None else seen.iteration_s)
-    serial = _TRIALS + 4 * 4 + seen.most  # iterations of 16 trials of 1, 4 of 4 and 1 to the end
-    deadline_s = 600 * math.ceil(max(600.0, 3.0 * serial / _INSTANCES * iteration_s + 300.0) / 600)
+    work = seen.work or _TRIALS + 4 * 4 + seen.most  # iterations of 16 trials of 1, 4 of 4 and 1 to the end
+    serial_s = work * iteration_s + (seen.trials - _TRIALS) * max(1.0, seen.startup_s)
+    deadline_s = 600 * math.ceil(max(600.0, 3.0 * serial_s / _INSTANCES + 300.0) / 600)
     max_cost_usd = 1 + int(1.5 * _INSTANCES * deadline_s / 3600.0 * _USD_PER_HOUR)
     space = "".join(f"    {_line(name, *domain)}\n" for name, domain in seen.space.items())
     others = "".join(f"    # {_line(name, *domain)}\n" for name, domain in seen.others.items())
@@ -82,6 +88,7 @@ def text_of(seen: TrialFindings, path: Path) -> str:
         scheduler=seen.scheduler or _SCHEDULER.format(trials=_TRIALS, most=seen.most, factor=_FACTOR),
         sampler=seen.sampler or "{type: random, seed: 1}",
         env=f"  env: {{{variables}}}\n" if variables else "",
+        track=f"track: {seen.track}\n" if seen.track else "",
         deadline=f"{deadline_s // 60}m",
         max_cost=max_cost_usd,
         instances=_INSTANCES,
@@ -169,7 +176,7 @@ resources:
   price_per_hour: {price} # USD, at which the run is metered; nothing is charged
   max_instances: {instances}
   gpus_per_trial: {{min: 1, max: 1}}
-{env}# Seconds of an iteration on 1 GPU ({measured}). Without these lines the first run measures them.
+{env}{track}# Seconds of an iteration on 1 GPU ({measured}). Without these lines the first run measures them.
 profile:
   seconds_per_iteration: {{1: {iteration_s}}}
   trial_startup: {startup_s}s

@@ -4,17 +4,37 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from rubberband.running.first_file import MOST, TrialFindings, is_maximised, name_of
-from rubberband.running.programs.options import booleans_of, is_program, program_of
+from rubberband.running.programs import options, sweeps
+from rubberband.running.programs.options import booleans_of, program_of
 from rubberband.values.command import script_of
 
 __all__ = ["booleans_of", "findings_of", "is_program"]
 
 
+_READERS: tuple[tuple[Callable[[str], bool], Callable[[str, Path], TrialFindings]], ...] = (
+    (sweeps.is_sweep, sweeps.findings_of),
+)
+"""Whether a text is of one kind -> its findings; another text is a program."""
+
+
+def is_program(text: str) -> bool:
+    """Whether `init` reads the text as a program, a sweep or an objective."""
+    return any(reads(text) for reads, _ in _READERS) or options.is_program(text)
+
+
 def findings_of(program: str, path: Path) -> TrialFindings:
-    """Look at a program, which runs in this folder, for the file at `path`. Raises InputError if it cannot be run."""
+    """Look at a program, a sweep or an objective, for the file at `path`. Raises InputError if it cannot be run."""
+    for reads, findings in _READERS:
+        if reads(program):
+            return findings(program, path)
+    return _findings_of_program(program, path)
+
+
+def _findings_of_program(program: str, path: Path) -> TrialFindings:
     folder, here = path.absolute().parent, Path.cwd()
     found = program_of(program, here)
     remarks = list(found.remarks)
