@@ -118,9 +118,12 @@ def _copy(folder: Path, to: Path) -> None:
             shutil.copy2(entry.place, to / entry.path)
 
 
-def pack(folder: Path, to: Path, *, iterations: int, metrics: Mapping[str, float]) -> None:
-    """Write the folder of a program into an archive. Raises CheckpointError, and leaves none then."""
-    write_archive({"": folder}, to, kind="program", iterations=iterations, metrics=dict(metrics))
+def pack(folder: Path, to: Path, *, iterations: int, metrics: Mapping[str, float], **content: Any) -> None:
+    """Write the folder of a program into an archive, with `content` in its manifest too.
+
+    Raises CheckpointError, and leaves none then.
+    """
+    write_archive({"": folder}, to, kind="program", iterations=iterations, metrics=dict(metrics), **content)
 
 
 def write_archive(sources: Sources, to: Path, **content: Any) -> None:

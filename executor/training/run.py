@@ -193,9 +193,9 @@ def _checkpoint(segment: Segment, store: CheckpointStore, runner: Runner) -> Ite
 
 def _iterate(
     runner: Runner, iterations: int, reports: Reports, started: Iterator[SegmentStarted]
-) -> Generator[SegmentStarted | SegmentReport, None, Mapping[str, float]]:
-    """Train one iteration; yield `started` after its first step, and earlier reports as soon as they can leave."""
-    steps = runner.steps(iterations)
+) -> Generator[SegmentStarted | SegmentRepeated | SegmentReport, None, Mapping[str, float]]:
+    """Train one iteration; yield `started` after its first step, and repeats and earlier reports as they come."""
+    steps, repeated = runner.steps(iterations), runner.repeated
     while True:
         try:
             next(steps)
@@ -203,6 +203,9 @@ def _iterate(
             metrics: Mapping[str, float] = end.value
             return metrics
         yield from started
+        if runner.repeated > repeated:
+            repeated = runner.repeated
+            yield SegmentRepeated(iterations=repeated)
         yield from reports.ready()
 
 

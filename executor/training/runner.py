@@ -188,6 +188,8 @@ class Runner(ABC):
     """Whether it is given a file even where no other worker needs it: the checkpoint may be a folder of any size."""
     ended: bool = False
     """Whether the trial has ended by itself with its latest iteration; the same on every rank of a gang."""
+    repeated: int = 0
+    """Iterations that were trained again, beside those that the checkpoint does not hold."""
     compiles: bool = False
     """Whether the first step compiles the model, so that it belongs to the start: it may take minutes."""
 

@@ -138,6 +138,55 @@ _COUNT = re.compile(
     r"(?<![a-z])(epoch|ep|step|iter|iteration|round|episode)s?\W{0,3}(\d+(?:\.\d+)?)(?![a-z])", re.IGNORECASE
 )
 """The number of an iteration, as in `Epoch 3/8`, `step: 20` or `"epoch": 1.5`."""
+_NUMBERED = re.compile(
+    r"(best|total|max|num|per|last|warmup)?[\W_]{0,2}"
+    r"(?<![a-z])(epoch|ep|episode|round|iteration|iter|it|update|step|batch)\W{0,3}(\d+(?:\.\d+)?)(?!,\d|\.?\w)",
+    re.IGNORECASE,
+)
+_WORDS = ("epoch", "episode", "round", "iteration", "update", "step", "batch")
+"""Words beside the number of an iteration, the coarser ones first: batches begin again with each epoch."""
+_SHORT = {"ep": "epoch", "it": "iteration", "iter": "iteration"}
+ITERATION = "iteration"
+"""Group of a pattern with the number of an iteration."""
+_DIFFERING = re.compile(
+    r"time|sec|elapsed|\beta|speed|per_s|/s$|_s$|mem|^(\w+_)?(epoch|episode|round|iteration|iter|update|step)$",
+    re.IGNORECASE,
+)
+"""Names of metrics that may differ when the same is evaluated again."""
+_TELLING = 4
+"""Digits of metrics that two lines do not share by chance."""
+
+
+def numbers_in(line: str, pattern: re.Pattern[str] | None = None) -> dict[str, float]:
+    """Return the numbers of an iteration in a line, as in `Epoch [3/8], Step [20/90]` or `{"epoch": 1.5}`, by word.
+
+    The pattern's group `iteration` is the only one where there is such a group.
+    """
+    if pattern is not None and ITERATION in pattern.groupindex:
+        match = pattern.search(line)
+        text = (match[ITERATION] if match else None) or ""
+        return {ITERATION: float(text)} if _is_number(text) else {}
+    found = dict[str, float]()
+    for other, word, number in _NUMBERED.findall(line):
+        name = _SHORT.get(word.lower(), word.lower())
+        if not other and (name == "epoch" or "." not in number):
+            found.setdefault(name, float(number))
+    return {} if found.keys() == {"batch"} else found  # it may be their size
+
+
+def passes(numbers: Mapping[str, float], before: Mapping[str, float]) -> bool | None:
+    """Whether the numbers of an iteration are later ones than those before; None where nothing is compared."""
+    words = [word for word in _WORDS if word in numbers and word in before]
+    return [numbers[word] for word in words] > [before[word] for word in words] if words else None
+
+
+def is_alike(metrics: Mapping[str, float], others: Mapping[str, float], metric: str) -> bool:
+    """Whether two lines have the same metrics, but for times, with more digits than are the same by chance."""
+    names = [name for name in metrics if name in others and (name == metric or not _DIFFERING.search(name))]
+    digits = sum(len(f"{abs(metrics[name]):.11e}".partition("e")[0].rstrip("0.").replace(".", "")) for name in names)
+    return metric in names and digits >= _TELLING and all(metrics[name] == others[name] for name in names)
+
+
 _CHANGING = re.compile(
     r"\w*\d\w*|nan|inf|infinity|true|false|none|yes|no|and|[ap]m|[kmgt]i?b|m?s|h|secs?|seconds?|mins?|minutes?|hours?|days?|"
     r"(mon|tue|wed|thu|fri|sat|sun|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*",

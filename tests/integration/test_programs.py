@@ -211,6 +211,58 @@ def resumed(
     return [item.iterations for item in items if isinstance(item, SegmentRepeated)], losses(items)
 
 
+EVALUATES = """
+    import pathlib, sys, time, rubberband
+    out = pathlib.Path(sys.argv[1])
+    begin = int((out / "n").read_text()) if (out / "n").exists() else 0
+    def show(epoch): {show}
+    if begin:
+        show(begin)
+    for epoch in range(begin + 1, 6):
+        time.sleep(0.12)
+        (out / "n").write_text(str(epoch))
+        show(epoch)
+"""
+
+
+@pytest.mark.by_default(2)
+@pytest.mark.parametrize(
+    ("show", "metrics"),
+    [
+        ('print(f"epoch {epoch} loss={1 / epoch}")', PRINTED),
+        ('print(f"loss={1 / (epoch + 1.2345):.5f}")', PRINTED),
+        (
+            'print(f"loss={1 / epoch} after {epoch}")',
+            replace(PRINTED, pattern=r"(?P<loss>\S+) after (?P<iteration>.*)"),
+        ),
+        ('rubberband.report({"loss": 1 / epoch, "epoch": epoch})', Metrics()),
+    ],
+)
+def test_an_evaluation_at_the_start_is_no_iteration(
+    trial: Trial, show: str, metrics: Metrics, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It gave one iteration for nothing at each stage."""
+    source = EVALUATES.format(show=show)
+    first = trial.run(source, metrics=metrics)
+    repeated, later = resumed(trial, source, metrics, first[-1])
+    assert (repeated, [iteration for iteration, _ in later]) == ([], [3, 4, 5])
+    assert [iteration for iteration, _ in losses(first)] == [1, 2]
+    assert [loss for _, loss in later] == sorted((loss for _, loss in later), reverse=True)
+    assert "evaluates its checkpoint before it trains on: that line is no iteration" in capfd.readouterr().err
+
+
+@pytest.mark.by_default(1)
+@pytest.mark.parametrize("show", ['print(f"loss={1 / epoch}")', 'rubberband.report({"loss": 1 / epoch})'])
+def test_a_program_that_loads_nothing_repeats_the_iterations_of_its_checkpoint(trial: Trial, show: str) -> None:
+    """It was counted on, so that the best of "4 iterations" had trained two."""
+    source = SAVES_FIRST.replace('int((out / "n").read_text()) if (out / "n").exists() else 0', "0")
+    source = source.replace('print(f"epoch {epoch} loss={1 / epoch}")', show)
+    metrics = PRINTED if show.startswith("print") else Metrics()
+    first = trial.run(source, metrics=metrics)
+    assert first[-1].saved_iterations is None
+    assert resumed(trial, source, metrics, first[-1]) == ([1, 2], [(3, 1 / 3), (4, 1 / 4), (5, 1 / 5)])
+
+
 def test_a_checkpoint_is_of_its_iteration_if_it_is_written_during_the_next(
     trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:

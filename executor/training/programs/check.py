@@ -192,7 +192,13 @@ class ProgramCheck:
             close_all(resources, segment)
         if found and self._found.first_extra_s is not None:
             self._found.first_extra_s = max(0.0, self._found.seconds["continue"] - self._found.seconds["next"])
-        if found and (remark := _of_restart(segment, seen, found, self._found.kind)) is not None:
+        if found and runner.counting.restart == "again":
+            self._found.remarks.append(
+                f"started again from the checkpoint of {counted(segment.from_iterations, 'iteration')}, the "
+                f"{self._found.kind} starts from zero at each stage, and repeats its iterations; load its checkpoint "
+                "at the start (docs/commands.md)"
+            )
+        elif found and (remark := _of_restart(segment, seen, found, self._found.kind)) is not None:
             self._found.remarks.append(remark)
         return found
 

@@ -24,7 +24,15 @@ from rubberband.executor.training.failures import UnclearMetric
 from rubberband.executor.training.guarded_process import GuardedProcess
 from rubberband.units import shown
 from rubberband.values.command import CHECKPOINT_PLACE, Metrics
-from rubberband.values.metric_lines import ambiguous, is_another_kind, is_signed, metrics_in, pattern_of, unread
+from rubberband.values.metric_lines import (
+    ambiguous,
+    is_another_kind,
+    is_signed,
+    metrics_in,
+    numbers_in,
+    pattern_of,
+    unread,
+)
 
 Take = Callable[[int], None]
 """Keeps the files as they are, as those of an iteration; the program is stopped."""
@@ -71,11 +79,11 @@ class Printed:
         self._is_read = metrics.source == "stdout"
         self._metric = metric
         self._pattern = None if metrics.pattern is None else re.compile(metrics.pattern)
-        self._file = None if metrics.file is None else Path(metrics.file.replace(CHECKPOINT_PLACE, str(checkpoint)))
+        self.file = None if metrics.file is None else Path(metrics.file.replace(CHECKPOINT_PLACE, str(checkpoint)))
         self._file_inode, self._file_known = 0, b""
         self._file_rest = b""
-        if self._file is not None and self._file.is_file():
-            self._file_inode, self._file_known = self._file.stat().st_ino, self._file.read_bytes()
+        if self.file is not None and self.file.is_file():
+            self._file_inode, self._file_known = self.file.stat().st_ino, self.file.read_bytes()
         self._fault: Exception | None = None
         self._line_before = ""
         self._is_signed = False
@@ -118,6 +126,14 @@ class Printed:
         """Whether a line has come that no caller has waited for."""
         return bool(self._lines) or self._fault is not None
 
+    def numbers_in(self, line: MetricLine) -> Mapping[str, float]:
+        return numbers_in(line.text, self._pattern)
+
+    def skip(self, line: MetricLine) -> None:
+        """Pass over a line that is no new iteration; files beside it are not taken."""
+        self._before = line
+        self.go_on()
+
     def settle(self, line: MetricLine, iteration: int, take: Take) -> Iterator[None]:
         """Take the files that were saved beside the `line` of an iteration; the program is stopped then."""
         assert self._program is not None
@@ -153,17 +169,17 @@ class Printed:
         self._program.pause()
         self._look_at_file()
         is_same = self._saved() == found
-        return is_same and not self.has_lines and not self._program.writes_in(self._checkpoint, self._file)
+        return is_same and not self.has_lines and not self._program.writes_in(self._checkpoint, self.file)
 
     def _saved(self) -> Signature:
         """Return the signature of the checkpoint's files, without the one to which each line is added."""
-        own = None if self._file is None else str(self._file)
+        own = None if self.file is None else str(self.file)
         return tuple(each for each in signature(self._checkpoint) if str(self._checkpoint / each[0]) != own)
 
     def _read(self, outputs: Collection[int]) -> None:
         """Read each output by itself: a progress bar on stderr has no end of a line before what comes on stdout."""
         rests, unshown = dict.fromkeys(outputs, b""), dict.fromkeys(outputs, b"")
-        reads = self._is_read and self._file is None
+        reads = self._is_read and self.file is None
         with selectors.DefaultSelector() as selector:
             for output in outputs:
                 selector.register(output, selectors.EVENT_READ)
@@ -183,9 +199,9 @@ class Printed:
             self._add([rests[output]] if rests[output] else [], time.time(), reads=reads)
 
     def _look_at_file(self, *, is_last: bool = False) -> None:
-        if self._file is None:
+        if self.file is None:
             return
-        with suppress(FileNotFoundError), open(self._file, "rb") as file:
+        with suppress(FileNotFoundError), open(self.file, "rb") as file:
             stat = os.fstat(file.fileno())
             if content := self._added(file, stat):
                 self._file_known += content

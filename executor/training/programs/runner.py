@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import TrainingEnded, TrialFailure, WorkerTrace, refused
 from rubberband.executor.training.guard import NOT_STARTED
 from rubberband.executor.training.guarded_process import GuardedProcess
+from rubberband.executor.training.programs.counting import WHY, Counting, ReadFiles, Seen
 from rubberband.executor.training.programs.gang import ProgramGang
 from rubberband.executor.training.programs.printed import (
     BESIDE_S,
@@ -41,6 +42,7 @@ from rubberband.executor.training.segment import Segment
 from rubberband.units import counted, shown
 from rubberband.values.command import ProgramCommand
 from rubberband.values.environment import Environment
+from rubberband.values.metric_lines import numbers_in
 
 _MOST_SHOWN = 300
 """Characters of the last lines in a failure's message; its details have them whole."""
@@ -93,6 +95,10 @@ class CommandRunner(Runner):
         self._state_iterations = 0
         """Iterations that the files of the latest checkpoint hold."""
         self._packed = self._place / "packed"
+        self.counting = Counting(segment.metric)
+        self._started_with = 0
+        """Iterations in the files with which the program is started."""
+        self._has_read: Callable[[], bool | None] = lambda: None
         self._has_news = False
         """Whether they are newer than the checkpoint that was saved last."""
         self._signature: Signature = ()
@@ -123,12 +129,15 @@ class CommandRunner(Runner):
             self._packed.write_bytes(payload)
         else:
             shutil.copyfile(payload, self._packed)
-        held: int = unpack(payload, self._checkpoint)["iterations"]
+        manifest = unpack(payload, self._checkpoint)
+        held: int = manifest["iterations"]
         if held > self._segment.from_iterations:
             raise CheckpointError(
                 f"the checkpoint holds {counted(held, 'iteration')}, not {self._segment.from_iterations}"
             )
-        self._state_iterations = self._iteration = held
+        self._state_iterations = self._started_with = self._iteration = held
+        if held and "counting" in manifest:
+            self.counting.restore(manifest["counting"])
         return held
 
     def saved_iterations(self, iterations: int) -> int:
@@ -177,14 +186,20 @@ class CommandRunner(Runner):
 
     def _reported(self) -> Steps:
         """Wait for a report; the program waits for the next step then."""
-        began, self._changed_at = time.time(), math.inf
-        self._reports.go_on()
-        while (found := self._reports.wait()) is None:
-            self._require_life()
-            if self._changed_at == math.inf and (now := signature(self._checkpoint)) != self._signature:
-                self._changed_at = newest(now)
-            if self._reports.has_begun or not self.announces:
-                yield
+        while True:
+            began, self._changed_at = time.time(), math.inf
+            self._reports.go_on()
+            while (found := self._reports.wait()) is None:
+                self._require_life()
+                if self._changed_at == math.inf and (now := signature(self._checkpoint)) != self._signature:
+                    self._changed_at = newest(now)
+                if self._reports.has_begun or not self.announces:
+                    yield
+            words = " ".join(f"{name}={value}" for name, value in found["metrics"].items())
+            if self._is_new(Seen(_numbers_of(found["metrics"]), numbers_in(words))) or found["ended"]:
+                break
+            self._has_new_files()  # they are not those of the next one
+            yield
         self.ended, metrics, given = found["ended"], found["metrics"], found["checkpoint"]
         if given is not None or (self._has_new_files() and not self._saved_late(began)):
             self._take(self._iteration, metrics, self._checkpoint if given is None else Path(self._folder, given))
@@ -222,15 +237,29 @@ class CommandRunner(Runner):
         """Wait for a line with the metric."""
         assert self._printed is not None
         self._printed.go_on()
-        while (line := self._printed.wait()) is None:
-            self._require_life()
+        while True:
+            while (line := self._printed.wait()) is None:
+                self._require_life()
+                yield
+            self._require_one_printer(line)
+            if self._is_new(Seen(line.metrics, self._printed.numbers_in(line))):
+                break
+            self._printed.skip(line)
             yield
-        self._require_one_printer(line)
         self.line = self._masked(line.text.strip())
         yield from self._printed.settle(
             line, self._iteration, lambda iteration: self._take(iteration, line.metrics, self._checkpoint)
         )
         return line.metrics
+
+    def _is_new(self, seen: Seen) -> bool:
+        """Whether a line or report is a new iteration; the trial's log says once why one is not."""
+        before = self.counting.restart
+        is_new = self.counting.is_new(seen, self._started_with, self._has_read)
+        self.repeated += not is_new and self.counting.restart == "again"
+        if (restart := self.counting.restart) and not before:
+            print(f"rubberband: {self._command} {WHY[restart]}", file=sys.stderr, flush=True)
+        return is_new
 
     def _require_one_printer(self, line: MetricLine) -> None:
         """Raise TrialFailure where each process that a launcher starts prints the metric: every line would count."""
@@ -245,9 +274,8 @@ class CommandRunner(Runner):
 
     def _take(self, iteration: int, metrics: Mapping[str, Any], folder: Path) -> None:
         """Keep the files of a folder as the checkpoint after an iteration."""
-        kept = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
         draft = self._place / "draft"
-        pack(folder, draft, iterations=iteration, metrics=kept)
+        pack(folder, draft, iterations=iteration, metrics=_numbers_of(metrics), counting=self.counting.kept())
         draft.replace(self._packed)
         self._state_iterations, self._has_news = iteration, True
 
@@ -330,6 +358,8 @@ class CommandRunner(Runner):
         }
         saves = any("${checkpoint}" in word for word in (*command.words, *self._variables.values()))
         self._printed = Printed(command.metrics, segment.metric, self._checkpoint, saves=saves)
+        if self._started_with and not any("${iterations}" in word for word in command.words):
+            self._has_read = ReadFiles(self._checkpoint, self._place / "links", self._printed.file)
         self._words = command.line(segment.config, places)
         (output, printing), (errors, complaining) = os.pipe(), os.pipe()
         self._program = GuardedProcess(self._words, environment, self._folder, printing, complaining, forks=self.forks)
@@ -443,6 +473,10 @@ class CommandRunner(Runner):
         if self._segment.instance:
             remedy = "install it there (resources.aws.install or setup), or put it into the experiment's folder"
         return f"{name} is not on {place} ({reason}): {remedy}"
+
+
+def _numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
 
 _OF_RANK = re.compile(r"^\[rank\d+\]:\s?")
