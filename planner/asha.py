@@ -92,7 +92,7 @@ def drawn(stage: Stage, profile: Profile, offer: Offer, samples: int, seed: tupl
         own = factor_levels(profile.trial_cv, profile.law).take(bits(1)).reshape(samples, trials)
         own = (own * _evenly(factor_levels(profile.mean_cv, "lognormal"), samples, rng)[:, None]).ravel()
     if profile.iteration_cv:
-        cvs = [profile.iteration_cv / math.sqrt(gain) for gain in stage.rungs.gains]
+        cvs = [profile.iteration_cv / math.sqrt(gain) for gain in stage.rung_work]
         noise = Factors(bits(2), np.array([factor_levels(cv, profile.law) for cv in cvs]))
     if profile.startup_varies:
         startup = Factors(bits(3), factor_levels(profile.startup_cv, "lognormal")[None])

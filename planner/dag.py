@@ -136,8 +136,8 @@ def _train(
 ) -> list[int]:
     latency = Latency(
         fixed_s=profile.trial_startup_s,
-        varying_s=stage.iterations * profile.iteration_s(choice.gpus_per_trial),
-        spread=Spread(cv=profile.stage_cv(stage.iterations)),
+        varying_s=stage.work * profile.iteration_s(choice.gpus_per_trial),
+        spread=Spread(cv=profile.stage_cv(stage.work)),
         law=profile.law,
     )
     num_slots = slots(choice.instances, offer.slots, choice.gpus_per_trial)

@@ -29,6 +29,7 @@ from rubberband.values.plan import (
     Speeds,
     Stage,
     StagePlan,
+    repeating,
 )
 from rubberband.values.profile import Profile
 
@@ -59,6 +60,16 @@ class Problem:
     """Whether few simulations do, where there is no SYNC: for a row beside another plan."""
     fixed: Profile | None = None
     """Profile with a fixed batch; set where the trials of `profile` adapt theirs."""
+
+    def __post_init__(self) -> None:
+        if not self.profile.resumes:
+            object.__setattr__(self, "brackets", tuple(repeating(stages) for stages in self.brackets))
+
+    def with_checkpoints(self) -> Problem:
+        """Return the problem of the same trials if they went on from checkpoints."""
+        brackets = [[replace(stage, repeats=None) for stage in stages] for stages in self.brackets]
+        fixed = None if self.fixed is None else replace(self.fixed, resumes=True)
+        return replace(self, brackets=brackets, profile=replace(self.profile, resumes=True), fixed=fixed)
 
     @property
     def stages(self) -> Sequence[Stage]:

@@ -97,7 +97,7 @@ class NoisyMoments:
             sampled = _slots_to_sample(trials)
             spans = [makespan(factor, int(count)) for count in sampled]
             excess = np.array([span.mean() for span in spans]) - trials / sampled
-            if profile.stage_cv(stage.iterations) == 0.0 and self.draws.speeds is None:
+            if profile.stage_cv(stage.work) == 0.0 and self.draws.speeds is None:
                 sampled = np.arange(1.0, trials + 1.0)
                 excess = np.ceil(trials / sampled) - trials / sampled
                 spans = [np.zeros(1)] * trials
@@ -109,7 +109,7 @@ class NoisyMoments:
         variances = []
         for gpus in gangs.tolist():
             rate, lost_s = interruptions(stage, gpus, self.draws.profile, self.draws.offer)
-            steady_s = self.draws.profile.trial_startup_s + stage.iterations * self.draws.profile.iteration_s(gpus)
+            steady_s = self.draws.profile.trial_startup_s + stage.work * self.draws.profile.iteration_s(gpus)
             variances.append(rate * steady_s * lost_s**2)
         return np.array(variances)
 

@@ -241,6 +241,9 @@ class InlineProfileDict(TypedDict, total=False):
     seconds_per_iteration: Required[Mapping[str, float] | Mapping[int, float]]
     """GPUs -> mean seconds per iteration. Counts may be left out (between measured ones the throughput is
     interpolated, beyond the largest it stays as it is), and more GPUs may be slower."""
+    resumes: bool
+    """Whether a trial goes on from its checkpoint. With false, as of a program that saves none, each start of a
+    trial is planned to train all earlier iterations again."""
     trial_cv: float
     """Coefficient of variation between trials: a trial's speed is its own, the same in every stage."""
     iteration_cv: float

@@ -27,7 +27,7 @@ from rubberband.cloud.pool import RemotePool
 from rubberband.errors import InputError, ProviderError
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Recall
-from rubberband.executor.core.forecast import expected_iterations, stage_left_s
+from rubberband.executor.core.forecast import expected_iterations, iterations_left, stage_left_s
 from rubberband.executor.core.history import InstanceCapChanged
 from rubberband.executor.core.instances import apportioned
 from rubberband.executor.core.job import Job
@@ -521,7 +521,7 @@ def _stages_left(lane: LaneState) -> Iterable[Stage]:
     later = lane.job.stages[first + 1 : lane.end_stage]
     if not going:
         return later
-    lacking = sum(lane.target_iterations(trial) - trial.iterations for trial in going)
+    lacking = sum(iterations_left(lane, trial) for trial in going)
     return (Stage(trials=len(going), iterations=max(1, math.ceil(lacking / len(going)))), *later)
 
 
@@ -533,5 +533,5 @@ def _stage_s(state: State, stage: Stage, instances: int) -> float:
     for size in job.gang_sizes(job.largest_gang):
         if at_once := slots(instances, per_instance, size):
             waves = math.ceil(stage.trials / at_once)
-            best_s = min(best_s, waves * (profile.trial_startup_s + stage.iterations * profile.iteration_s(size)))
+            best_s = min(best_s, waves * (profile.trial_startup_s + stage.work * profile.iteration_s(size)))
     return best_s

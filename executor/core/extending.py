@@ -316,7 +316,7 @@ def _after_stage(lane: LaneState, now: float) -> Remainder:
     return Remainder(
         lane=lane,
         done=lane.next_stage,
-        stages=remaining(lane),
+        stages=remaining(lane, seen.profile),
         held=held,
         spent_s=ends_s,
         spent_usd=bill_usd(state, now) + left.cost_usd + head_usd + elsewhere_usd,

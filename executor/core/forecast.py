@@ -226,21 +226,21 @@ def _training_left_s(lane: LaneState, now: float, instances: int | None, known_s
 
 def _rungs_left(lane: LaneState) -> list[tuple[int, float]]:
     """Return how many trials are still to enter each rung, and the seconds of each there."""
-    profile = lane.state.profile
+    profile, work = lane.state.profile, lane.job.stages[0].rung_work
     startup_s, iteration_s = profile.trial_startup_s, profile.iteration_s(lane.chosen.gpus_per_trial)
-    return [(trials, startup_s + gain * iteration_s) for trials, gain in _to_come(lane.state)]
+    return [(trials, startup_s + work[rung] * iteration_s) for trials, rung in _to_come(lane.state)]
 
 
 def _to_come(state: State) -> list[tuple[int, int]]:
-    """Return how many trials are still to enter each rung, and its iterations; none where a stage is one rung.
+    """Return how many trials are still to enter each rung; none where a stage is one rung.
 
     Those are the fewest: more do only where a result is among the best for a while.
     """
     ladder = state.job.stages[0].rungs
     left = sum(t.stopped_at is None or t.rung > 0 for t in state.trials)
-    wanted = zip(ladder.fewest(left), ladder.gains, strict=True)
-    found = [(fewest - sum(t.rung >= rung for t in state.trials), gain) for rung, (fewest, gain) in enumerate(wanted)]
-    return [(trials, gain) for trials, gain in found if trials > 0]
+    wanted = enumerate(ladder.fewest(left))
+    found = [(fewest - sum(t.rung >= rung for t in state.trials), rung) for rung, fewest in wanted]
+    return [(trials, rung) for trials, rung in found if trials > 0]
 
 
 def expected_iterations(state: State) -> int:
@@ -259,7 +259,7 @@ def expected_iterations(state: State) -> int:
     begun = sum(ends[t.rung] if t.status in active else t.iterations for t in state.trials)
     if state.course in ("ending", "finished"):
         return begun
-    return begun + sum(trials * gain for trials, gain in _to_come(state))
+    return begun + sum(trials * job.stages[0].rungs.gains[rung] for trials, rung in _to_come(state))
 
 
 def _expected_trials(state: State, stage: int) -> int:
@@ -321,10 +321,20 @@ def running_left_s(lane: LaneState, trial: TrialState, now: float, *, starts: bo
     return max(0.0, _trial_left_s(lane, trial, starts, late) - (now - trial.progress_at))
 
 
+def iterations_left(lane: LaneState, trial: TrialState) -> int:
+    """Iterations that a queued or running trial trains until its stage ends, with those that it trains again."""
+    again = trial.unsaved_iterations
+    if again and trial.status is TrialStatus.RUNNING:
+        use = lane.state.allocation(trial)
+        goes_on = use.training_at is not None and trial.reports[-1].reported_at > use.training_at
+        again = 0 if goes_on else max(0, again - use.repeated)
+    return lane.target_iterations(trial) - trial.iterations + again
+
+
 def _trial_left_s(lane: LaneState, trial: TrialState, starts: bool = True, late: float = 0.0) -> float:
     """Seconds from the trial's start, or its latest report, to the stage's end, `late` standard deviations late."""
     state = lane.state
-    left, own = lane.target_iterations(trial) - trial.iterations, _own_speed(lane, trial)
+    left, own = iterations_left(lane, trial), _own_speed(lane, trial)
     runs = trial.status is TrialStatus.RUNNING
     gpus, profile = lane.chosen.gpus_per_trial, state.profile
     mixed = gang_factor(profile, state, trial.gang) if runs else lane_factor(profile, lane, gpus)

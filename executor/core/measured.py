@@ -270,11 +270,13 @@ def measured(state: State, lane: LaneState | None = None) -> Measured:
     speeds, own = _speeds(state, expected)
     overall = _overall(speeds)
     seen = starts(state)
-    repeated = unsaved_iterations(state)
+    resumes = _resumes(state)
+    repeated = unsaved_iterations(state) if resumes or job.profile.resumes else 0
     basis = expected.profile(noise_scale)
     calibrated = _calibrated(basis, speeds, state)
     profile = replace(
         calibrated or replace(basis, seconds_per_iteration=_table(basis, speeds, overall)),
+        resumes=resumes,
         trial_startup_s=seen.warm_s,
         trial_cv=own.trial_cv,
         iteration_cv=own.iteration_cv,
@@ -284,15 +286,16 @@ def measured(state: State, lane: LaneState | None = None) -> Measured:
     startup = _delay("a trial starts in", job.profile.trial_startup_s, seen.warm_s)
     pace = _pace(overall) if calibrated is None else _throughput(basis, calibrated, max(speeds))
     findings = [noise_finding(job.profile, noise_scale), pace, _survivors(own, going_on), startup]
+    again = "trials go on from checkpoints" if resumes and not job.profile.resumes else _repeated(repeated)
     offer, changes = _delays(job.offer, state, seen.cold_surplus_s)
-    if repeated:
-        # A function trains on one GPU. The next stage is meant; each one after it is planned again in its turn.
+    if repeated and resumes:
+        # The next stage is meant; each one after it is planned again in its turn.
         repeated_s = repeated * profile.iteration_s(profile.smallest_gpus)
         profile = replace(profile, trial_startup_s=seen.warm_s + repeated_s)
     return Measured(
         profile=job.profile if profile == job.profile else profile,
         offer=offer,
-        findings=", ".join(finding for finding in [*findings, _repeated(repeated), *changes] if finding),
+        findings=", ".join(finding for finding in [*findings, again, *changes] if finding),
         own=going_on,
         with_metric=_with_metric(state, own),
     )
@@ -445,9 +448,17 @@ def _survivors(own: OwnSpeeds, going_on: Mapping[int, OwnSpeed]) -> str:
 
 def unsaved_iterations(state: State) -> int:
     """Iterations that a trial which goes on has to train again, since its checkpoint does not hold them; the most."""
-    going_on = [trial for trial in state.trials if trial.status in UNDER_WAY and not trial.ended]
-    latest = [trial.reports[-1] for trial in going_on if trial.reports]
-    return max([report.unsaved_iterations for report in latest], default=0)
+    return max([trial.unsaved_iterations for trial in _under_way(state)], default=0)
+
+
+def _under_way(state: State) -> list[TrialState]:
+    return [trial for trial in state.trials if trial.status in UNDER_WAY and not trial.ended]
+
+
+def _resumes(state: State) -> bool:
+    """Whether trials go on from checkpoints: as profiled, until trials that were paused show it."""
+    paused = [trial for trial in _under_way(state) if trial.checkpoint is not None and trial.reports]
+    return any(trial.reports[-1].saved_iterations != 0 for trial in paused) if paused else state.job.profile.resumes
 
 
 def _repeated(iterations: int) -> str:

@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 from rubberband.errors import RubberbandError
 from rubberband.executor.core.bill import bill_usd, held_s
 from rubberband.executor.core.events import RestPlanned
-from rubberband.executor.core.forecast import assumed, forecast, lane_factor, later_stages, stage_left
+from rubberband.executor.core.forecast import (
+    assumed,
+    forecast,
+    iterations_left,
+    lane_factor,
+    later_stages,
+    stage_left,
+)
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.measured import Measured, measured
 from rubberband.executor.core.state import LaneState, Phase, State
@@ -122,12 +129,17 @@ def _within_stage(lane: LaneState, now: float) -> Remainder:
     seen = remainder.seen
     if lane.chosen.market == "on_demand":
         seen = replace(seen, offer=replace(seen.offer, spot=None))
-    left = [lane.target_iterations(t) - t.iterations for t in (*lane.running(), *lane.queued())]
-    present = replace(job.stages[stage], trials=len(left), iterations=max(1, math.ceil(sum(left) / len(left))))
+    left = [iterations_left(lane, t) for t in (*lane.running(), *lane.queued())]
+    present = replace(
+        job.stages[stage],
+        trials=len(left),
+        iterations=max(1, math.ceil(sum(left) / len(left))),
+        repeats=None if seen.profile.resumes else 0,
+    )
     return replace(
         remainder,
         done=stage,
-        stages=(*job.stages[:stage], present, *job.stages[stage + 1 : lane.end_stage]),
+        stages=(*job.stages[:stage], present, *as_seen(job, seen.profile)[stage + 1 : lane.end_stage]),
         seen=seen,
         because=", ".join(filter(None, (_cap_text(lane.state), assumed(lane), seen.findings))),
     )
@@ -149,7 +161,7 @@ def after_sync(lane: LaneState, now: float) -> Remainder:
     return Remainder(
         lane=lane,
         done=lane.next_stage,
-        stages=remaining(lane),
+        stages=remaining(lane, seen.profile),
         held=held(lane, now),
         spent_s=now - state.started_at,
         spent_usd=bill_usd(state, now) + elsewhere_usd,
@@ -257,13 +269,21 @@ def _most_instances(lane: LaneState) -> int:
     return share if state.instance_cap is None else max(share, lane.least_instances)
 
 
-def remaining(lane: LaneState) -> tuple[Stage, ...]:
+def remaining(lane: LaneState, profile: Profile) -> tuple[Stage, ...]:
     """The job's stages up to the lane's last; those that its trials go on to train no more trials than are left."""
-    job = lane.job
-    left = lane.trials_left
+    stages, left = as_seen(lane.job, profile), lane.trials_left
     done, end = lane.next_stage, lane.bracket.end_stage
-    later = (replace(stage, trials=min(stage.trials, left)) for stage in job.stages[done:end])
-    return (*job.stages[:done], *later, *job.stages[max(done, end) : lane.end_stage])
+    later = (replace(stage, trials=min(stage.trials, left)) for stage in stages[done:end])
+    return (*stages[:done], *later, *stages[max(done, end) : lane.end_stage])
+
+
+def as_seen(job: Job, profile: Profile) -> tuple[Stage, ...]:
+    """The job's stages, with the iterations that trials train again in each if their program saves no checkpoint."""
+    if profile.resumes:
+        return tuple(replace(stage, repeats=None) for stage in job.stages)
+    return tuple(
+        replace(stage, repeats=job.iterations_by(at) - stage.iterations) for at, stage in enumerate(job.stages)
+    )
 
 
 def limits(job: Job) -> PlanningConstraints:

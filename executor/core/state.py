@@ -105,6 +105,11 @@ class TrialState:
     stopped_at: float | None = None
     """Instant at which the user stopped it: it ranks at no SYNC, and may still be the best. None: not by the user."""
 
+    @property
+    def unsaved_iterations(self) -> int:
+        """Iterations that its next attempt trains again."""
+        return self.reports[-1].unsaved_iterations if self.reports else 0
+
     def metric(self, name: str) -> float | None:
         """The latest value of a metric; None before the first report."""
         return self.reports[-1].metrics.get(name) if self.reports else None
@@ -124,6 +129,8 @@ class GangRun:
     """The first step."""
     repeated_until: float | None = None
     """End of the repeated iterations that its checkpoint did not hold; None if it held all."""
+    repeated: int = 0
+    """The number of those."""
     ended_at: float | None = None
     preempted: bool = False
     """Whether it ended because the provider took an instance of the gang away, or was about to."""

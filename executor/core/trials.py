@@ -63,6 +63,7 @@ def note_repeated(lane: LaneState, trial: TrialState, at: float) -> None:
     use = lane.state.allocation(trial)
     if not trial.reports or use.training_at is None or trial.reports[-1].reported_at <= use.training_at:
         use.repeated_until = at
+        use.repeated += 1
     note_progress(lane, trial, at)
 
 
@@ -264,7 +265,7 @@ def _changes_width(lane: LaneState, trial: TrialState) -> bool:
         return False
     profile, left = lane.state.profile, lane.target_iterations(trial) - trial.iterations
     saved_s = left * (profile.iteration_s(width) - profile.iteration_s(size))
-    if size > width and saved_s <= profile.trial_startup_s:
+    if size > width and saved_s <= profile.trial_startup_s + trial.unsaved_iterations * profile.iteration_s(size):
         return False
     free = lane.free_slots
     return free.room_without(trial.gang, size) >= (1 if size > width else 2)

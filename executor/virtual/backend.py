@@ -311,9 +311,10 @@ class VirtualBackend:
         checkpoint = None
         end = self.fault_model.end(start.trial)
         ends = end is not None and not end.returns and iterations >= end.iterations
-        if ends or iterations % self._checkpoint_every == 0 or iterations == start.until_iterations:
-            checkpoint = CheckpointRef(url=f"virtual:{start.trial}/{iterations}", digest="", size_bytes=0)
-            run.saved = iterations
+        pauses = ends or iterations == start.until_iterations
+        if pauses or (self._profile.resumes and iterations % self._checkpoint_every == 0):
+            run.saved = iterations if self._profile.resumes else 0
+            checkpoint = CheckpointRef(url=f"virtual:{start.trial}/{run.saved}", digest="", size_bytes=0)
         return TrialReported(
             occurred_at=now,
             trial=start.trial,

@@ -26,9 +26,9 @@ def run_s(
     """Return the mean seconds of one trial of `stage` with `gpus_per_trial` GPUs: startup + w*e(g).
 
     On the spot market of `offer` this includes the mean loss by interruptions: a restart, and half of the iterations
-    between two checkpoints.
+    between two checkpoints; half of all where a trial saves none.
     """
-    steady_s = profile.trial_startup_s + stage.iterations * profile.iteration_s(gpus_per_trial)
+    steady_s = profile.trial_startup_s + stage.work * profile.iteration_s(gpus_per_trial)
     if market == "on_demand":
         return steady_s
     assert offer is not None, "the spot market is an offer's"
@@ -41,7 +41,7 @@ def interruptions(stage: Stage, gpus_per_trial: int, profile: Profile, offer: Of
     spot = offer.spot
     assert spot is not None, "a plan uses the markets that its offer has"
     rate = spot.interruptions_per_hour / SECONDS_PER_HOUR * max(1, gpus_per_trial // offer.slots)
-    redone = min(spot.checkpoint_iterations, stage.iterations) / 2.0
+    redone = (stage.work if stage.repeats is not None else min(spot.checkpoint_iterations, stage.iterations)) / 2.0
     return rate, spot.restart_s + redone * profile.iteration_s(gpus_per_trial)
 
 

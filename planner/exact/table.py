@@ -139,7 +139,7 @@ def _mean_moments(stages: Sequence[Stage], profile: Profile, offer: Offer) -> Mo
 def mean_runs_s(stages: Sequence[Stage], profile: Profile, offer: Offer, market: Market, gangs: Ints) -> Floats:
     """(stages, gangs) Mean seconds of one trial."""
     if market == "on_demand":
-        iterations = np.array([[stage.iterations] for stage in stages])
+        iterations = np.array([[stage.work] for stage in stages])
         iteration_s = np.array([profile.iteration_s(gpus) for gpus in gangs.tolist()])
         return np.asarray(profile.trial_startup_s + iterations * iteration_s)
     return np.array([[run_s(stage, int(gpus), profile, offer, market) for gpus in gangs] for stage in stages])

@@ -151,7 +151,7 @@ class _Runs:
         """`columns` has the samples."""
         self.draw, self.profile, self.offer, self.market = draw, profile, offer, choices[0].market
         self.trials = stage.trials
-        self.samples, self.rungs = draw.ranks.shape[1], stage.rungs
+        self.samples, self.rungs, self.saves = draw.ranks.shape[1], stage.rungs, stage.repeats is None
         self.rows, self.columns = len(choices) * len(columns), np.tile(columns, len(choices))
 
         def each(values: list[int] | list[float]) -> Any:
@@ -165,7 +165,8 @@ class _Runs:
         """A host is an instance, or the instances of a wide gang."""
         self.is_wasteful = bool((self.instances % self.wide).any())
         """Whether instances are too few for another gang."""
-        self.gains = np.array(self.rungs.gains)
+        self.gains = np.array(stage.rung_work)
+        """Iterations that a trial trains in each rung."""
         self.first, self.cell = np.arange(self.rows) * stage.trials, self.columns * stage.trials
         self.ladders = Ladders(self.rungs, draw.ranks, self.columns, defers=bool(self.extra_keys))
         size = self.rows * stage.trials
@@ -362,7 +363,8 @@ class _SpotRuns(_Runs):
         self.waits = np.zeros((self.rows, self.trials), bool)
         self.saved = np.zeros(self.rows * self.trials, np.int64)
         """Iterations of its rung that a trial's checkpoint holds."""
-        self.totals = np.array(self.rungs.totals)
+        self.before = np.array(self.rungs.totals) - self.gains
+        """Iterations before each rung; negative or 0 where a trial saves none."""
         self.trains_at, self.pace = np.zeros(self.num_slots * self.rows), np.ones(self.num_slots * self.rows)
         """Begin of the training on each slot, and the seconds of an iteration there."""
         self.running[:] = self.fresh
@@ -467,14 +469,14 @@ class _SpotRuns(_Runs):
         """A trial of each of the runs waits, and goes on from its last checkpoint."""
         places, cells = self.first[at] + trials, slots * self.rows + at
         rungs = self.rung.take(places)
-        saved, gains, totals = self.saved.take(places), self.gains.take(rungs), self.totals.take(rungs)
+        saved, gains, before = self.saved.take(places), self.gains.take(rungs), self.before.take(rungs)
         trained_s = np.maximum(0.0, self.now[at] - self.trains_at.take(cells))
         trained = np.floor(trained_s / np.maximum(self.pace.take(cells), _LEAST_S) + _EPSILON).astype(np.int64)
         assert self.offer.spot is not None, "instances on spot are lost"
         every = self.offer.spot.checkpoint_iterations
-        before = totals - gains
-        kept = (before + saved + trained) // every * every - before
-        self.saved[places] = np.clip(kept, saved, gains)
+        if self.saves:
+            kept = (before + saved + trained) // every * every - before
+            self.saved[places] = np.clip(kept, saved, gains)
         left_s = (self.flat.take(cells) - trials).view(np.float64) - self.now[at]
         self.busy_s[at] -= left_s
         self.flat[cells] = _NEVER

@@ -392,12 +392,12 @@ class Chunk:
 
     def _schedule(self, index: int, num_slots: int, choice: StagePlan) -> tuple[Value, Value | None]:
         stage, profile = self.stages[index], self.profile
-        work_s = stage.iterations * profile.iteration_s(choice.gpus_per_trial)
+        work_s = stage.work * profile.iteration_s(choice.gpus_per_trial)
         is_billed = self.offer.billing == "per_function"
         rate = self._losses_per_s(choice)
         if not rate and not profile.startup_varies:
             startup_s = profile.trial_startup_s
-            if self.speeds is None and profile.stage_cv(stage.iterations) == 0.0:
+            if self.speeds is None and profile.stage_cv(stage.work) == 0.0:
                 waves = -(-stage.trials // num_slots)
                 return waves * (startup_s + work_s), stage.trials * (startup_s + work_s)
             if num_slots == stage.trials:
@@ -437,8 +437,8 @@ class Chunk:
         """
         if index in self._factors:
             return self._factors[index]
-        iterations = self.stages[index].iterations
-        drawn = self._noise(self.profile.iteration_cv / math.sqrt(iterations), index, 0, self.profile.law)
+        work = self.stages[index].work
+        drawn = self._noise(self.profile.iteration_cv / math.sqrt(work), index, 0, self.profile.law)
         if self.profile.trial_cv > 0.0 or self.profile.mean_cv > 0.0 or self.speeds is not None:
             drawn = self._own_factor(index) * drawn
         if self.keep:
@@ -506,6 +506,7 @@ class Chunk:
         """Return time of the stage and busy time of its trials, with what interruptions cost."""
         spot, stage, first = self.offer.spot, self.stages[index], _bracket(self.stages, index)
         assert spot is not None, "a plan uses the markets that its offer has"
+        saves = stage.repeats is None
         per_instance = max(1, self.offer.slots // choice.gpus_per_trial)
         work_s = self.profile.iteration_s(choice.gpus_per_trial)
         return with_losses(
@@ -513,9 +514,9 @@ class Chunk:
                 trials_s=trials_s,
                 startup_s=self.startup_s(index),
                 iteration_s=np.float32(work_s) * self.factor(index),
-                iterations=stage.iterations,
-                before=sum(earlier.iterations for earlier in self.stages[first:index]),
-                checkpoint_iterations=spot.checkpoint_iterations,
+                iterations=stage.work,
+                before=sum(earlier.iterations for earlier in self.stages[first:index]) if saves else 0,
+                checkpoint_iterations=spot.checkpoint_iterations if saves else stage.work + 1,
                 num_slots=num_slots,
                 per_instance=per_instance,
                 rate=self._losses_per_s(choice) * max(1, choice.gpus_per_trial // self.offer.slots),

@@ -17,7 +17,7 @@ from rubberband.cloud.offers import price_source, spot_source
 from rubberband.cloud.provider import Today
 from rubberband.errors import ProviderError
 from rubberband.features import parts
-from rubberband.planner import Estimate, Problem
+from rubberband.planner import Estimate, Infeasible, Problem, plan
 from rubberband.planning.assumptions import Assumption, Basis, Name, assumptions, bill_lines
 from rubberband.planning.candidates import batch_notes, mixture_notes, repeat_notes, sampler_notes
 from rubberband.planning.clusters import joining
@@ -26,7 +26,10 @@ from rubberband.planning.startup_history import start_times
 from rubberband.spec.experiment import Experiment, ProfilesByType, entrypoint_words
 from rubberband.spec.pool import PoolFile, PoolFolder, resources_of
 from rubberband.spec.profile_file import VARIATIONS, InlineProfile
+from rubberband.spec.program import Program
 from rubberband.spec.resources import Resources
+from rubberband.units import format_duration, format_usd
+from rubberband.values.command import script_of, words_of
 from rubberband.values.kinds import part_of
 from rubberband.values.offer import BillLine, Offer
 from rubberband.values.plan import Size
@@ -96,6 +99,7 @@ def answer(
             *repeat_notes(started),
             *_planned_notes(best, started, found.candidates),
             *_notes(started, best.problem, prices.table),
+            *_checkpoint_notes(best, started),
             *prices.notes,
             *blocks,
             *_cap_notes(best, prices, options.now),
@@ -132,6 +136,30 @@ def _planned_notes(best: Estimate, experiment: Experiment, options: Sequence[Pro
     workers = [note for notes in parts("notes") for note in notes(experiment, best.profile, sizes)]
     mixed = mixture_notes(experiment, best.problem, options, max(sizes))
     return [*sampler_notes(experiment, len(best.job.lanes)), *workers, *mixed]
+
+
+_LEAST_GAIN = 0.01
+"""Least share of the cost, or of the time, that is worth a remark."""
+
+
+def _checkpoint_notes(best: Estimate, experiment: Experiment) -> list[str]:
+    """Return the remark that checkpoints would make the plan of trials that save none cheaper, or faster."""
+    if best.profile.resumes or isinstance(saved := plan(best.problem.with_checkpoints()), Infeasible):
+        return []
+    then, now = saved.prediction, best.prediction
+    if now is None:
+        what = f"make a plan possible: {format_duration(then.jct_s)}, {format_usd(then.cost_usd)}"
+    else:
+        in_time = best.problem.objective == "min_time"
+        whole, left = (now.jct_s, then.jct_s) if in_time else (now.cost_usd, then.cost_usd)
+        if whole - left <= _LEAST_GAIN * whole:
+            return []
+        shown = format_duration if in_time else format_usd
+        what = f"save {shown(whole - left).removesuffix(' USD')} of {shown(whole)}"
+    script = script_of(words_of(experiment.entrypoint.command)) if isinstance(experiment.entrypoint, Program) else ""
+    how = f"; rubberband init --patch {script} shows them" if script and script.endswith(".py") else ""
+    why = "the trial saves none, so each stage repeats all earlier iterations"
+    return [f"checkpoints: {why}. 5 lines of checkpoint would {what}{how}."]
 
 
 def _bases(

@@ -316,8 +316,8 @@ def _bounds(problem: Problem, stages: Sequence[Stage]) -> tuple[float, float]:
     price = offer.least_price_usd_per_s
     time_s, gpu_s = offer.provision_delay_s + offer.init_delay_s, 0.0
     for stage in stages:
-        fewest, gains = stage.rungs.fewest(stage.trials), stage.rungs.gains
-        rungs = [Stage(trials=max(1, trials), iterations=gain) for trials, gain in zip(fewest, gains, strict=True)]
+        fewest, work = stage.rungs.fewest(stage.trials), stage.rung_work
+        rungs = [Stage(trials=max(1, trials), iterations=each) for trials, each in zip(fewest, work, strict=True)]
         times_s, gpus_s = [], []
         for gpus in sizes:
             num_slots = slots(offer.max_instances, offer.slots, gpus)

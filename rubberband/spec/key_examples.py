@@ -75,6 +75,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "Hyperband": {"max_t": 27, "reduction_factor": 3, "num_samples": 49},
     "InlineProfile": {
         "seconds_per_iteration": {1: 60, 2: 32, 4: 18},
+        "resumes": False,
         "trial_cv": 0.1,
         "iteration_cv": 0.05,
         "startup_cv": 0.2,

@@ -201,6 +201,9 @@ class ScalingWords(Words):
     seconds_per_iteration: ScalingTable
     """GPUs -> mean seconds per iteration. Counts may be left out (between measured ones the throughput is interpolated,
     beyond the largest it stays as it is), and more GPUs may be slower."""
+    resumes: Annotated[bool, Field(strict=True)] = True
+    """Whether a trial goes on from its checkpoint. With false, as of a program that saves none, each start of a trial
+    is planned to train all earlier iterations again."""
     trial_cv: Spread = 0.0
     """Coefficient of variation between trials: a trial's speed is its own, the same in every stage."""
     iteration_cv: Spread = 0.0
@@ -249,6 +252,7 @@ class InlineProfile(ScalingWords):
         init_delay_s, init_spread = _inline_delay(self.init_delay)
         return Profile(
             seconds_per_iteration=dict(sorted(self.seconds_per_iteration.items())),
+            resumes=self.resumes,
             trial_startup_s=self.trial_startup_s,
             first_iteration_extra_s=self.first_iteration_extra_s,
             cold_iteration_extra_s=self.cold_iteration_extra_s,
@@ -370,6 +374,7 @@ def save_profile(
         "schema": SCHEMA,
         "seconds_per_iteration": {str(gpus): s for gpus, s in sorted(profile.seconds_per_iteration.items())},
         "iteration_spread": {str(gpus): cv for gpus, cv in sorted((iteration_spread or {}).items())},
+        "resumes": None if profile.resumes else False,
         "trial_startup_s": profile.trial_startup_s,
         **{name: getattr(profile, name) or None for name in _EXTRAS},
         **{name: getattr(profile, name) for name in VARIATIONS},

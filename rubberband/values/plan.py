@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from typing import Any, Literal
 
 from rubberband import markup
@@ -26,6 +27,9 @@ class Stage:
     ladder: Ladder | None = None
     """Set where no trial waits for others at a SYNC: it is the only stage, and `iterations` are those of the last
     rung. Ask `has_sync` and `rungs`."""
+    repeats: int | None = None
+    """Iterations before it that each of its trials trains again, as programs without a checkpoint do at every start;
+    None: trials go on from their checkpoints. `repeating` sets it."""
 
     @property
     def has_sync(self) -> bool:
@@ -36,6 +40,16 @@ class Stage:
     def rungs(self) -> Ladder:
         """The rungs that its trials climb: one, to the SYNC, where it has one."""
         return self.ladder or Ladder(totals=(self.iterations,), reduction_factor=1)
+
+    @property
+    def work(self) -> int:
+        """Iterations that a trial which starts in it trains until its end; without rungs."""
+        return self.iterations + (self.repeats or 0)
+
+    @property
+    def rung_work(self) -> tuple[int, ...]:
+        """The same for each of its rungs."""
+        return self.rungs.gains if self.repeats is None else tuple(total + self.repeats for total in self.rungs.totals)
 
     @property
     def scheduler(self) -> str:
@@ -206,6 +220,15 @@ class Planned:
     """None if nothing varies."""
     reserve_usd: float = 0.0
     """Money that a run keeps back beside the cost."""
+
+
+def repeating(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """Return the stages of a bracket, or the later ones of those returned here, whose trials save no checkpoint."""
+    before = accumulate((stage.iterations for stage in stages), initial=0)
+    return tuple(
+        stage if stage.repeats is not None else replace(stage, repeats=earlier)
+        for stage, earlier in zip(stages, before, strict=False)
+    )
 
 
 def total_iterations(stages: Sequence[Stage]) -> int:

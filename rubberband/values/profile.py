@@ -72,6 +72,8 @@ class Profile:
     """
     cold_iteration_extra_s: float = 0.0
     """The same on a fresh worker, which also imports modules there; 0 where that is no more."""
+    resumes: bool = True
+    """Whether a trial goes on from its checkpoint; else each of its starts trains all iterations before it again."""
     trial_cv: float = 0.0
     """Coefficient of variation between trials: a trial's speed is its own, the same in every stage."""
     iteration_cv: float = 0.0

@@ -13,7 +13,7 @@ from rubberband.values.offer import Offer
 from rubberband.values.plan import PlanningConstraints, Stage
 from rubberband.values.profile import Profile
 from tests.builders.plans import plan
-from tests.builders.strategies import offers, profiles, stage_lists
+from tests.builders.strategies import offers, profiles, saving, stage_lists
 
 LIMITS = PlanningConstraints(max_gpus_per_trial=8)
 
@@ -51,6 +51,7 @@ def planned_job(
 @st.composite
 def planned_jobs(draw: st.DrawFn, slack: st.SearchStrategy[float | None], room: st.SearchStrategy[float | None]) -> Job:
     offer, profile, stages = draw(offers()), draw(profiles()), draw(stage_lists())
+    stages, profile = draw(saving(stages, profile))
     assume(len(stages) > 1)
     try:
         return planned_job(stages, profile, offer, draw(slack), draw(room))

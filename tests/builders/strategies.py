@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rubberband.executor import FailureKind, Faults, Job
 from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Offer, slots
-from rubberband.values.plan import Plan, Stage, StagePlan, gang_sizes
+from rubberband.values.plan import Plan, Stage, StagePlan, gang_sizes, repeating
 from rubberband.values.profile import Profile
 
 seconds = st.floats(0.0, 300.0, allow_nan=False).map(lambda value: round(value, 3))
@@ -50,8 +50,17 @@ def stage_lists(draw: st.DrawFn, most_trials: int = 12) -> tuple[Stage, ...]:
 
 
 @st.composite
+def saving(draw: st.DrawFn, stages: tuple[Stage, ...], profile: Profile) -> tuple[tuple[Stage, ...], Profile]:
+    """The stages and the profile of trials that may save no checkpoint."""
+    if draw(st.sampled_from([True, True, False])):
+        return stages, profile
+    return repeating(stages), replace(profile, resumes=False)
+
+
+@st.composite
 def jobs(draw: st.DrawFn) -> Job:
     offer, profile, stages = draw(offers()), draw(profiles()), draw(stage_lists())
+    stages, profile = draw(saving(stages, profile))
     if profile.smallest_gpus == 1:
         offer = replace(offer, trials_per_gpu=draw(st.sampled_from([1, 1, 2, 3])))
     chosen: list[StagePlan] = []

@@ -264,7 +264,8 @@ def test_repeated_training_without_a_checkpoint_is_no_start_up() -> None:
     measured = measure(Forgetful("profiling", OFFER, PROFILE, metric="loss"), slots_per_instance=2)
     assert measured.profile.trial_startup_s == pytest.approx(3.0 - 2.0)
     assert measured.profile.seconds_per_iteration[1] == pytest.approx(PROFILE.seconds_per_iteration[1])
-    assert measured.remarks == (f"the function {WITHOUT_CHECKPOINT}, which a plan does not count",)
+    assert measured.remarks == (f"a trial {WITHOUT_CHECKPOINT}; plans count that",)
+    assert not measured.profile.resumes
     assert measure(virtual(), slots_per_instance=2).remarks == ()
 
 

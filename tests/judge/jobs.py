@@ -210,6 +210,13 @@ def _types(source: random.Random, kind: str, seed: int) -> Question:
     return Question(kind=kind, seed=seed, brackets=_sha(source), problems=tuple(problems))
 
 
+def _again(source: random.Random, kind: str, seed: int) -> Question:
+    """Programs without checkpoints: every start trains all again, also after an interruption."""
+    question = source.choice([_waves, _hyperband, _asha, _function])(source, kind, seed)
+    problems = [replace(one, profile=replace(one.profile, resumes=False)) for one in question.problems]
+    return replace(question, problems=tuple(problems))
+
+
 KINDS: dict[str, Callable[[random.Random, str, int], Question]] = {
     "waves": _waves,
     "hyperband": _hyperband,
@@ -218,4 +225,5 @@ KINDS: dict[str, Callable[[random.Random, str, int], Question]] = {
     "spot": _spot,
     "capped": _capped,
     "types": _types,
+    "again": _again,
 }

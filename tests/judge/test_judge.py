@@ -134,6 +134,8 @@ SEEDS = [
     ("capped", 4),
     ("capped", 8),
     ("asha", 2),
+    ("again", 0),
+    ("again", 2),
 ]
 
 

@@ -77,9 +77,15 @@ def _virtual_run(job: Job, seed: str) -> tuple[float, float, bool, bool]:
     return jct_s(state, state.now), bill_usd(state, state.now), finish.outcome == "done", left_spot
 
 
+_NEVER = 10**9
+
+
 def plain(job: Job) -> tuple[Work, Terms, Noise]:
     """Return a job as the simulation takes it."""
-    terms = replace(terms_of(job.offer), margin_s=job.release_margin_s, reserved_price=job.reserved_usd_per_hour)
+    terms = terms_of(job.offer)
+    if not job.profile.resumes:
+        terms = replace(terms, checkpoint_iterations=_NEVER)
+    terms = replace(terms, margin_s=job.release_margin_s, reserved_price=job.reserved_usd_per_hour)
     return _work(job), terms, noise_of(job.profile)
 
 
@@ -92,7 +98,7 @@ def _work(job: Job) -> Work:
             lanes.setdefault(bracket.lane, []).append(
                 Step(
                     trials=stage.trials,
-                    iterations=stage.iterations,
+                    iterations=stage.work,
                     instances=choice.instances,
                     gpus=choice.gpus_per_trial,
                     iteration_s=profile.iteration_s(choice.gpus_per_trial),
@@ -107,7 +113,7 @@ def _work(job: Job) -> Work:
     )
     if job.has_sync:
         return work
-    return replace(work, rungs=rungs.gains, reduction=rungs.reduction_factor)
+    return replace(work, rungs=job.stages[0].rung_work, reduction=rungs.reduction_factor)
 
 
 def terms_of(offer: Offer) -> Terms:

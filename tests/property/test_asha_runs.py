@@ -14,7 +14,7 @@ from rubberband.values.offer import slots
 from rubberband.values.plan import Plan, Prediction, StagePlan, StagePrediction, gang_sizes
 from tests.builders.asha_runs import reached, steady_run
 from tests.builders.budget import examples
-from tests.builders.strategies import faults, offers, profiles
+from tests.builders.strategies import faults, offers, profiles, saving
 from tests.builders.virtual_runs import run_virtual
 
 CENT, MILLISECOND = 0.005, 0.0005
@@ -30,10 +30,11 @@ def asha_jobs(draw: st.DrawFn, most_trials: int = 30) -> Job:
     sizes = [size for size in gang_sizes(offer.gpus, profile.smallest_gpus, 16) if slots(instances, offer.gpus, size)]
     assume(sizes)
     choice = StagePlan(instances=instances, gpus_per_trial=draw(st.sampled_from(sizes)))
+    stages, profile = draw(saving((asha(chain, eta),), profile))
     nothing = StagePrediction(start_s=0.0, provisioning_s=0.0, duration_s=0.0, cost_usd=0.0, slots=1)
     return Job(
         name="climb",
-        stages=(asha(chain, eta),),
+        stages=stages,
         plan=Plan(stages=(choice,)),
         prediction=Prediction(jct_s=0.0, cost_usd=0.0, stages=(nothing,)),
         offer=offer,

@@ -53,7 +53,7 @@ class FirstSync:
         if state.phase is not Phase.PLANNING or state.decisions:
             return
         true = slower(job.profile, self._slowdown)
-        rest, now_held = remaining(state.lanes[0])[1:], held(state.lanes[0], state.now)
+        rest, now_held = remaining(state.lanes[0], job.profile)[1:], held(state.lanes[0], state.now)
         elapsed_s = state.now - state.started_at
         limit = limits(job)
         choices = [

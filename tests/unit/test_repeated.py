@@ -94,9 +94,12 @@ def test_a_replan_counts_repeated_training_and_not_as_slowness() -> None:
     for iterations in (1, 2):
         for trial in (2, 3):
             story.tell(TrialRepeated, trial=trial, attempt=2, iterations=iterations)
-    found = measured(story.state.supposed(job=job))
+    state = story.state.supposed(job=job)
+    found = measured(state)
     assert found.findings.startswith("trials train 1 iteration again, without a checkpoint, an instance runs after")
-    assert found.profile == replace(job.profile, trial_startup_s=2.0)
+    assert found.profile == replace(job.profile, resumes=False)
+    state.trials[3].reports[-1].saved_iterations = 1
+    assert measured(state).profile.resumes, "one of two goes on from its checkpoint"
 
 
 def test_it_is_reported_once_at_the_first_report_and_never_of_trials_that_pass_checkpoints() -> None:

@@ -308,6 +308,7 @@ LINES: dict[str, Line] = {
         {"by_instance_type": {"g5.xlarge": {"seconds_per_iteration": {1: 41}}}},
     ),
     "InlineProfile.seconds_per_iteration": (LOCAL, "profile.seconds_per_iteration", {1: 40}, {1: 41}),
+    "InlineProfile.resumes": (LOCAL, "profile.resumes", True, False),
     "InlineProfile.trial_cv": (NOISY, "profile.trial_cv", 0.1, 0.2),
     "InlineProfile.iteration_cv": (NOISY, "profile.iteration_cv", 0.1, 0.2),
     "InlineProfile.startup_cv": (NOISY, "profile.startup_cv", 0.2, 0.4),
@@ -504,6 +505,7 @@ header.entrypoint: Program.command, Program.metrics, Program.launch, Program.boo
     MetricsPlace.file, MetricsPlace.pattern
 plan profile.seconds_per_iteration: Experiment.profile, ProfilesByType.by_instance_type,
     InlineProfile.seconds_per_iteration
+job.stages plan profile.resumes: InlineProfile.resumes
 plan profile.trial_cv: InlineProfile.trial_cv
 plan profile.iteration_cv: InlineProfile.iteration_cv
 plan profile.startup_cv: InlineProfile.startup_cv
