@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from statistics import fmean, variance
@@ -148,6 +149,8 @@ class ProfilingSession:
         self.failed_sweeps: list[str] = []
         """Why trials stopped trying batch sizes, a line each."""
         self.is_unsaved = False
+        self._repeated = Counter[int]()
+        """Iterations of the segment that each trial trains again."""
         """Whether no report so far came with a checkpoint."""
         self._warm_slots: set[Slot] = set()
         """Slots that a trial has trained on."""
@@ -290,6 +293,7 @@ class ProfilingSession:
         while self._timed:
             share_s = self.left_s()
             left_s = max(0.0 if blocks and math.isinf(share_s) else share_s, BRIEFLY_S + began_at - self._backend.now())
+            left_s -= self.done * iteration_s if self.is_unsaved else 0.0
             number = int(min(iterations, left_s / iteration_s if iteration_s > 0.0 else iterations))
             if blocks and (number < _FEWEST_FURTHER or len(blocks) == _MOST_BLOCKS):
                 break
@@ -350,11 +354,12 @@ class ProfilingSession:
     def _train(self, gangs: Mapping[int, Gang], start: int, until: int, purpose: Purpose) -> dict[int, list[float]]:
         """Run one segment of every trial on its gang; return the instants of those that did not fail.
 
-        These are the order to start, the first step, and the end of every iteration.
+        These are the order to start, the first step, and the end of every iteration, with those that are repeated.
         """
         self._attempt += 1
         self._purpose = purpose
         self._over.clear()
+        self._repeated.clear()
         for trial, gang in gangs.items():
             self._backend.execute(
                 StartTrial(
@@ -371,7 +376,7 @@ class ProfilingSession:
         while waiting := {
             trial: times
             for trial, times in instants.items()
-            if trial not in self._over and len(times) < until - start + 2
+            if trial not in self._over and len(times) < until - start + 2 + self._repeated[trial]
         }:
             wake_at = min(max(times[-1], self._woke_at) + self._patience_s(times) for times in waiting.values())
             for event in self._next(wake_at):
@@ -397,9 +402,8 @@ class ProfilingSession:
             case TrialEnded() if event.attempt == self._attempt and event.trial in instants:
                 self._end_trial(event.trial)
             case TrialRepeated() if event.attempt == self._attempt and event.trial in instants:
-                ordered_at, started_at = instants[event.trial]
-                repeated_s = event.occurred_at - started_at  # is no part of the start-up
-                instants[event.trial] = [ordered_at + repeated_s, event.occurred_at]
+                instants[event.trial].append(event.occurred_at)  # an iteration like the others
+                self._repeated[event.trial] += 1
             case TrialFailed() | CheckpointLost() if event.attempt == self._attempt and event.trial in instants:
                 del instants[event.trial]
                 if self._purpose == "sweep":

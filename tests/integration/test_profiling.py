@@ -18,12 +18,10 @@ from rubberband.executor import (
     Faults,
     RayBackend,
     TrialEnd,
-    TrialReported,
     TrialStarted,
     VirtualBackend,
     open_store,
 )
-from rubberband.executor.core.events import TrialRepeated
 from rubberband.executor.profiling.points import Point
 from rubberband.executor.profiling.session import ProfilingLimits
 from rubberband.executor.profiling.summary import gpu_counts, measure
@@ -243,30 +241,26 @@ def test_a_machine_that_slept_takes_no_trial_to_hang() -> None:
     assert [(point.gpus, point.copies) for point in measured.points] == [(1, 2)]
 
 
-class Forgetful(VirtualBackend):
-    """Trials pass no checkpoint: of the start-up of whatever goes on, 2 s are training again."""
+class Importing(VirtualBackend):
+    """Programs that save no checkpoint: the first iteration of each start, an old one or not, imports for 5 s more."""
 
     def next_events(self, wake_at: float | None) -> Sequence[Event]:
-        return [text for event in super().next_events(wake_at) for text in self._with_batches(event)]
-
-    def _with_batches(self, event: Event) -> Sequence[Event]:
-        if isinstance(event, TrialReported):
-            return [replace(event, saved_iterations=0)]
-        if isinstance(event, TrialStarted) and event.attempt > 1:
-            repeated = TrialRepeated(
-                occurred_at=event.occurred_at, trial=event.trial, attempt=event.attempt, iterations=1
-            )
-            return [replace(event, occurred_at=event.occurred_at - 2.0), repeated]
-        return [event]
+        return [
+            replace(event, occurred_at=event.occurred_at - 5.0) if isinstance(event, TrialStarted) else event
+            for event in super().next_events(wake_at)
+        ]
 
 
-def test_repeated_training_without_a_checkpoint_is_no_start_up() -> None:
-    measured = measure(Forgetful("profiling", OFFER, PROFILE, metric="loss"), slots_per_instance=2)
-    assert measured.profile.trial_startup_s == pytest.approx(3.0 - 2.0)
+def test_repeated_training_without_a_checkpoint_is_no_start_up_but_its_imports_are() -> None:
+    unsaved = replace(PROFILE, resumes=False, trial_startup_s=PROFILE.trial_startup_s + 5.0)
+    measured = measure(Importing("profiling", OFFER, unsaved, metric="loss"), slots_per_instance=2)
+    assert measured.profile.trial_startup_s == pytest.approx(unsaved.trial_startup_s)
+    assert measured.profile.first_iteration_extra_s == pytest.approx(5.0)
     assert measured.profile.seconds_per_iteration[1] == pytest.approx(PROFILE.seconds_per_iteration[1])
     assert measured.remarks == (f"a trial {WITHOUT_CHECKPOINT}; plans count that",)
     assert not measured.profile.resumes
     assert measure(virtual(), slots_per_instance=2).remarks == ()
+    assert measure(virtual(), slots_per_instance=2).profile.resumes
 
 
 def test_copies_are_no_more_than_the_trials_there_are() -> None:
