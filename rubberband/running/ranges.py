@@ -47,7 +47,7 @@ _KNOWN = (
     _Known(r"(.*_)?gamma|(lr_)?decay(_rate|_factor)?", _UNIFORM.format(0.5, 1.0), "to_one"),
     _Known(r"(.*_)?(temperature|temp)|tau", _LOG.format("1e-1", "10")),
     _Known(r"(.*_)?(label_)?smoothing", _UNIFORM.format(0.0, 0.2), "below_one"),
-    _Known(r"(.*_)?(clip|grad_norm|clip_(val|norm|value)|gradient_clip.*)", _LOG.format("1e-1", "10")),
+    _Known(r"(.*_)?(clip|grad_norm|clip_(val|norm|value|grad(_norm)?)|gradient_clip.*)", _LOG.format("1e-1", "10")),
     _Known(r"(.*_)?n_?estimators|num_?leaves|num_boost_round", _CHOICE.format([50, 100, 200]), "half"),
     _Known(r"optim(izer)?|opt|algo(rithm)?", ""),
     _Known(r"act(ivation)?(_(fn|function))?|nonlinearity|norm|kernel", ""),

@@ -17,19 +17,21 @@ from rubberband.running.programs.parsers import Parser, ProgramOption, parser_of
 from rubberband.running.programs.roles import EPOCHS, OUTPUT, RESUME, SEED, is_fixed, is_logs, output_of, role_of
 from rubberband.running.programs.source import printed_metrics, sources_of, trial_in
 from rubberband.running.ranges import REQUIRED, domain_of, middle_of, rank_of
-from rubberband.values.command import PLACES, launcher_of, words_of
+from rubberband.values.command import PLACES, launcher_of, line_of, words_of
 
 MOST_PARAMETERS = 6
 """Parameters that are searched; the file has the others in comments."""
 _MOST_OTHERS = 12
 _OF_TRAINER = {
-    "do_train": (),
-    "do_eval": (),
-    "eval_strategy": ("epoch",),
-    "evaluation_strategy": ("epoch",),
-    "save_strategy": ("epoch",),
+    "do_train": ((), "do_train"),
+    "do_eval": ((), "do_eval"),
+    "eval_strategy": (("epoch",), "eval_dataset"),
+    "evaluation_strategy": (("epoch",), "eval_dataset"),
+    "logging_strategy": (("epoch",), ""),
+    "save_strategy": (("epoch",), ""),
 }
-"""Option of the Trainer of transformers -> its value, for an iteration that is an epoch."""
+"""Option of the Trainer of transformers -> its value, for an iteration that is an epoch, and the word of a source that
+uses it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +144,7 @@ class _Command:
         self.remarks = list[str]()
         self._added = list[tuple[int, list[str], list[str]]]()
         """Level of subcommands, and words of the command and of a look."""
-        self._flags = {word.partition("=")[0] for word in given if word.startswith("-")}
+        self._flags = {word.partition("=")[0] for word in given if word.startswith("-") or "=" in word}
 
     def words(self) -> tuple[str, ...]:
         """Return the words of the command."""
@@ -160,8 +162,8 @@ class _Command:
     def _with(self, *, is_look: bool) -> tuple[str, ...]:
         words, last = list(self.given), len(self.parser.commands)
         for level in range(last, -1, -1):
-            added = [word for at, *both in self._added if at == level for word in both[is_look]]
-            at = words.index(self.parser.commands[level]) if level < last else len(words)
+            added = [word for at, *both in self._added if min(at, last) == level for word in both[is_look]]
+            at = words.index(self.parser.commands[level], self.parser.begin) if level < last else len(words)
             words[at:at] = added
         return tuple(words)
 
@@ -173,12 +175,13 @@ class _Command:
     def fill(self) -> None:
         """Give each option its place, or make it a parameter. Raises InputError for one that is required."""
         self.given += [word for word in self.parser.commands if word not in self.given]
-        tunable, missing = list[ProgramOption](), list[str]()
+        tunable, missing = list[ProgramOption](), list[ProgramOption]()
         is_trainer = any(option.is_of_trainer for option in self.parser.options)
         for option in self._open():
             role = role_of(option.name, option.kind, option.default, option.help) if option.takes_one else None
             if is_trainer and option.name in _OF_TRAINER:
-                words = [option.flag, *_OF_TRAINER[option.name]]
+                values, mark = _OF_TRAINER[option.name]
+                words = [option.flag, *values] if any(mark in text for text in self.sources) else []
                 self._added.append((option.level, words, words))
             elif role == RESUME:
                 self.resume = self.resume or _resume(option)
@@ -187,14 +190,15 @@ class _Command:
             elif option.is_tunable and not (option.required and not option.flags and rank_of(option.name) is None):
                 tunable.append(option)
             elif option.required:
-                missing.append(option.flag or option.name)
+                missing.append(option)
             elif (remark := _left_out(option)) is not None:
                 self.remarks.append(remark)
         if missing:
-            line = shlex.join(self.given)
+            first, needed = missing[0], " and ".join(option.flag or option.name for option in missing)
+            example = first.words(str((first.choices or ["…"])[0]))
             raise InputError(
-                f"{line} needs {' and '.join(missing)}; give what it needs: "
-                f"rubberband init {shlex.quote(shlex.join([*self.given, missing[0], '…']))}"
+                f"{line_of(self.given)} needs {needed}; give what it needs: "
+                f"rubberband init {shlex.quote(line_of([*self.given, *example]))}"
             )
         self._logs()
         self._parameters(tunable)
@@ -261,7 +265,10 @@ class _Command:
 
     def _parameters(self, tunable: Sequence[ProgramOption]) -> None:
         """Search the best known parameters, and name the others."""
-        worth = [option for option in tunable if option.is_worth_a_search]
+        inner = {option.name.partition(".")[0] for option in tunable if "." in option.name}
+        worth = [  # a group that others are in is none: optimizer=adam has no optimizer.momentum
+            option for option in tunable if option.is_worth_a_search and option.name not in inner
+        ]
         if len(worth) > MOST_PARAMETERS:
             worth = [option for option in worth if rank_of(option.name) is not None] or worth
         best = sorted(worth, key=lambda option: (option.is_boolean, option.rank))[:MOST_PARAMETERS]
@@ -313,7 +320,7 @@ def _left_out(option: ProgramOption) -> str | None:
     """Return a remark on an option for true or false that no value of a parameter can stand for."""
     if is_fixed(option.name) or option.name in PLACES:
         return None
-    if option.kind == "value" and option.type == "bool":
+    if option.kind == "value" and option.type == "bool" and not option.booleans:
         return f"{option.flag} has type=bool, which reads every text as true: it is left out"
     if option.kind == "value" and isinstance(option.default, bool) and not option.is_of_trainer:
         return f"{option.flag} takes a text for true or false that is not known: add it to the command if it is wanted"

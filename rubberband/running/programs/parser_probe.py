@@ -8,6 +8,7 @@ program and its arguments, as Python takes them: `train.py --data d`, `-m packag
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
@@ -32,6 +33,7 @@ def main() -> None:
     global ANSWER
     ANSWER, program = os.path.abspath(sys.argv[1]), sys.argv[2:]
     _patch_argparse()
+    _hooks().install(sys.modules[__name__])
     if program[0] == "-m":
         sys.argv = program[1:]
         sys.path[0] = os.getcwd()
@@ -49,6 +51,20 @@ def stop(options: list[dict[str, Any]], commands: list[str] | None = None, **mor
         file.write(text)
     os.rename(ANSWER + ".part", ANSWER)
     os._exit(0)
+
+
+def _hooks() -> Any:
+    """Return the module of the other parsers, which is no module of the program's folder."""
+    place = os.path.join(os.path.dirname(os.path.abspath(__file__)), "probe_hooks.py")
+    spec: Any = importlib.util.spec_from_file_location("rubberband_probe_hooks", place)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def one_of(names: list[str]) -> dict[str, Any]:
+    """Return a subcommand that has to be given, as a required option."""
+    return {"name": "one of " + ", ".join(names), "required": True, "kind": "other", "choices": names}
 
 
 def chosen(words: list[str], names: list[str]) -> str | None:
@@ -69,16 +85,18 @@ def _patch_argparse() -> None:
     first: list[dict[str, Any]] = []
 
     def parse_args(parser: Any, args: Any = None, namespace: Any = None) -> Any:
-        if type(parser).parse_known_args is base.parse_known_args:
+        if _library() != "hydra" and type(parser).parse_known_args is base.parse_known_args:
             _stop_parser(parser, first)
         final.append(parser)  # it adds options as it parses
         return parse(parser, args, namespace)
 
     def parse_known_args(parser: Any, args: Any = None, namespace: Any = None, **more: Any) -> Any:
+        if _library() == "hydra":  # its words are those of a configuration
+            return known(parser, args, namespace, **more)
         if parser in final or len(parser._actions) > _SMALL or not _is_another(parser):
             _stop_parser(parser, first)
         if not first:
-            first.extend(_options(parser, 0)[0])
+            first.extend(options_of(parser, 0)[0])
             late = threading.Timer(_SECOND_S, lambda: stop(first))
             late.daemon = True
             late.start()
@@ -88,25 +106,34 @@ def _patch_argparse() -> None:
     base.parse_known_args = base.parse_known_intermixed_args = parse_known_args
 
 
-def _is_another(parser: Any) -> bool:
-    """Whether the program that calls it asks a parser in several places."""
+def _caller() -> Any:
+    """Return the frame of the program, or of a library, that asks a parser."""
     frame: Any = sys._getframe(2)
     while frame is not None and os.path.basename(frame.f_code.co_filename) in ("argparse.py", "parser_probe.py"):
         frame = frame.f_back
+    return frame
+
+
+def _library() -> str:
+    return str(getattr(_caller(), "f_globals", {}).get("__name__", "")).partition(".")[0]
+
+
+def _is_another(parser: Any) -> bool:
+    """Whether the program that calls it asks a parser in several places."""
     try:
-        with open(frame.f_code.co_filename, encoding="utf-8", errors="replace") as file:
+        with open(_caller().f_code.co_filename, encoding="utf-8", errors="replace") as file:
             return len(re.findall(r"\.parse_\w*args\w*\(", file.read())) > 1
     except (AttributeError, OSError):
         return True
 
 
 def _stop_parser(parser: Any, before: list[dict[str, Any]]) -> NoReturn:
-    options, commands = _options(parser, 0)
+    options, commands = options_of(parser, 0)
     names = {option["name"] for option in options}
     stop([option for option in before if option["name"] not in names] + options, commands)
 
 
-def _options(parser: Any, level: int) -> tuple[list[dict[str, Any]], list[str]]:
+def options_of(parser: Any, level: int, read: Any = None) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the options of the parser and of the subparsers that the words name, and the names of these."""
     found: list[dict[str, Any]] = []
     commands: list[str] = []
@@ -115,13 +142,13 @@ def _options(parser: Any, level: int) -> tuple[list[dict[str, Any]], list[str]]:
         if isinstance(action, argparse._SubParsersAction):
             subparsers = action
         elif not isinstance(action, (argparse._HelpAction, argparse._VersionAction)):
-            found.append(dict(_option(action), level=level))
+            found.append(dict((read or option_of)(action, parser), level=level))
     if subparsers is not None:
         name = chosen(sys.argv[1:], list(subparsers.choices))
         if name is None and subparsers.required:
-            found.append({"name": "one of " + ", ".join(subparsers.choices), "required": True, "kind": "other"})
+            found.append(one_of(list(subparsers.choices)))
         elif name is not None:
-            options, commands = _options(subparsers.choices[name], level + 1)
+            options, commands = options_of(subparsers.choices[name], level + 1, read)
             return found + options, [name, *commands]
     return found, commands
 
@@ -129,12 +156,17 @@ def _options(parser: Any, level: int) -> tuple[list[dict[str, Any]], list[str]]:
 _KINDS = {"StoreAction": "value", "StoreTrueAction": "switch", "BooleanOptionalAction": "pair"}
 
 
-def _option(action: Any) -> dict[str, Any]:
+def option_of(action: Any, parser: Any) -> dict[str, Any]:
+    """Return an action as plain values."""
     kind = _KINDS.get(type(action).__name__.strip("_"), "other")
     flags = list(action.option_strings)
-    off = next((flag for flag in flags if flag.startswith("--no-")), "") if kind == "pair" else ""
+    ons = {re.sub("^--no-?", "--", flag) for flag in flags} & set(flags)
+    off = next((flag for flag in flags if flag not in ons), "") if kind == "pair" else ""
+    name = action.dest
+    if "." in name and flags and not any("." in flag for flag in flags):  # of a dataclass in a namespace
+        name = max((flag for flag in flags if flag != off), key=len).lstrip("-")
     return {
-        "name": action.dest,
+        "name": name.replace("-", "_"),
         "flags": flags,
         "kind": kind if kind != "pair" or off else "other",
         "off": off,

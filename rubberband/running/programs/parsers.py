@@ -23,6 +23,11 @@ LIMIT_S = 60.0
 """Time until a program parses its arguments; its imports may take long."""
 _BOOL_OF_TRAINER = "string_to_bool"
 """Name of the type that HfArgumentParser gives to its options that are true or false."""
+_PARSERS = re.compile(
+    r"ArgumentParser|ArgParser|argparse|parse_args|Parser\(|\b(click|typer|fire|absl|simple_parsing|tap|jsonargparse|tyro|"
+    r"hydra|omegaconf|optparse|configargparse|pyrallis|draccus|LightningCLI|HfArgumentParser|TrlParser)\b"
+)
+"""Traces of a parser in a source: a program without them is not started."""
 _UNKNOWN = 100
 """Rank of a parameter of an unusual name."""
 
@@ -71,10 +76,13 @@ class ProgramOption:
         """Whether it is one value that a search may change, as far as its name says."""
         if not self.takes_one or self.name in PLACES or self.kind == "other" or is_fixed(self.name):
             return False
+        if not self.flags and not self.required:
+            return False
         if self.kind == "switch":
             return self.default in (False, None) and not re.match("--?no[-_]", self.flag)
         if self.is_boolean:
-            return self.kind == "pair" or bool(self.booleans)
+            is_usual = not self.is_of_trainer or rank_of(self.name) is not None
+            return self.default is not None and is_usual and (self.kind == "pair" or bool(self.booleans))
         if self.choices is not None:
             return 1 < len(self.choices) <= 8
         is_number = isinstance(self.default, int | float) or self.type in ("int", "float")
@@ -116,12 +124,8 @@ class Parser:
 
 def parser_of(words: Sequence[str], folder: Path, sources: Sequence[str]) -> Parser:
     """Run the program until it parses its arguments."""
-    if not any("ArgumentParser" in text for text in sources):
-        fault = (
-            "it has no ArgumentParser, so its parameters were not found: write them below, and their options into the "
-            "command"
-        )
-        return Parser(fault=fault if sources else "")
+    if sources and not any(_PARSERS.search(text) for text in sources):
+        return Parser(fault="it has no parser of arguments that is known")
     at = next((at for at, word in enumerate(words) if word.endswith(".py") or word == "-m"), None)
     if at is None or not Path(words[0]).name.startswith("python"):
         return Parser(
@@ -152,8 +156,9 @@ def parser_of(words: Sequence[str], folder: Path, sources: Sequence[str]) -> Par
 
 def _answered(content: bytes, printed: bytes, begin: int) -> Parser:
     if not content:
-        last = printed.decode("utf-8", "replace").strip().splitlines()[-1:]
-        why = f" ({last[0]})" if last else ""
+        lines = printed.decode("utf-8", "replace").strip().splitlines()
+        raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit)\b", line)]
+        why = f" ({(raised or lines)[-1].strip()})" if lines else ""
         return Parser(fault=f"it ended before it parsed its arguments{why}, so its options were not read")
     plain = json.loads(content)
     return Parser(

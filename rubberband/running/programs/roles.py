@@ -21,7 +21,7 @@ _OUTPUT = re.compile(
 _LOGS = re.compile(rf"(.*_)?(log|logs|logging|tensorboard|tb)_?{_FOLDER}|logf")
 """Folders for logs, which are a trial's own only where no other folder is."""
 _RESUME = re.compile(
-    r"resume(_.*)?|init_from|ckpt_path|load(_(from|model|checkpoint|ckpt|path|weights|dir))*|restore(_.*)?|"
+    r"resume(_.*)?|init_from|ckpt_path|load(_(from|model|checkpoint|ckpt|path|weights|dir))*|restore(_(from|path|checkpoint|file))?|"
     r"(start_)?from_checkpoint|continue(_(train|training|from))?|checkpoint|ckpt|(checkpoint|ckpt)_(path|file)"
 )
 _LOADS = re.compile(r"\b(resum\w*|load\w*|restor\w*|pre-?trained|continu\w*|start(ing)? from)\b", re.IGNORECASE)
@@ -52,7 +52,7 @@ _FIXED = re.compile(
 def is_fixed(name: str) -> bool:
     """Whether no search changes an option of this name."""
     if re.match(r"(trainer|data_?loader|logger|log|wandb|hydra|paths?|eval\w*|test)[./]", name):
-        return not name.endswith("gradient_clip_val")
+        return True
     text = plain_name(name)
     return bool(_ASIDE.fullmatch(text)) or (rank_of(name) is None and bool(_FIXED.fullmatch(text)))
 
@@ -68,6 +68,8 @@ def role_of(name: str, kind: str, default: Any, help_text: str) -> str | None:
     if kind == "value" and _SEED.fullmatch(text):
         return SEED
     is_resume, is_output = _RESUME.fullmatch(text) is not None, _OUTPUT.fullmatch(text) is not None
+    if name == "hydra.run.dir":
+        return OUTPUT
     if is_output and kind == "value" and not isinstance(default, int | float):
         loads, saves = _LOADS.search(help_text) is not None, _SAVES.search(help_text) is not None
         if not is_resume or (saves and not loads) or (default and not loads):

@@ -59,7 +59,8 @@ def printed_metrics(sources: Sequence[str]) -> tuple[list[str], bool]:
     if any(_name_of(call.func) in ("Trainer", "Seq2SeqTrainer", "HfArgumentParser") for call in calls) and any(
         re.search(r"^\s*(from|import) transformers\b", text, re.MULTILINE) for text in sources
     ):
-        return ["eval_loss"], True  # which the Trainer prints after each evaluation
+        evaluates = any("eval_dataset" in text for text in sources)
+        return ["eval_loss" if evaluates else "loss"], True  # which the Trainer prints after each epoch
     printed = [
         name
         for call in calls
@@ -101,3 +102,33 @@ def _text(node: ast.AST) -> str:
         case ast.Dict():
             return json.dumps(dict.fromkeys(_keys(node), 1))
     return "1"
+
+
+_SEARCHES = (
+    (r"\bcreate_study\(", "Optuna's create_study", "optuna"),
+    (r"\bwandb\.(agent|sweep)\(", "wandb.agent", "wandb-sweeps"),
+    (r"\bHyperparameterTuner\(", "SageMaker's HyperparameterTuner", "sagemaker"),
+    (r"\b(tune\.(run|Tuner|run_experiments)|(?<!\.)Tuner)\((?s:.*)", "Ray Tune", "ray-tune"),
+    (r"\.(hyperparameter_search|hp_search)\(", "the Trainer's hyperparameter_search", "optuna"),
+)
+"""Calls of a program that searches itself, what they are called, and the page that moves it."""
+
+
+def search_in(sources: Sequence[str]) -> tuple[str, str, str] | None:
+    """Return the search that a program is itself: its name, its page, and the function that is its objective."""
+    for text in sources:
+        code = re.sub(r"(?m)^\s*#.*$", "", text)
+        for pattern, name, page in _SEARCHES:
+            is_ray = page != "ray-tune" or re.search(r"^\s*(from|import) ray\b", code, re.MULTILINE)
+            if re.search(pattern, code) and is_ray:
+                objective = re.search(r"^def (\w+)\(\s*trial\b", code, re.MULTILINE)
+                return name, page, objective[1] if objective and page == "optuna" else ""
+    return None
+
+
+def saved_file(sources: Sequence[str]) -> str | None:
+    """Return the name of the file that a program saves its state to; None unless its source has a single one."""
+    found = set[str]()
+    for text in sources:
+        found |= {name for _, name in re.findall(r"(['\"])(?:[\w./-]*/)?([\w-]+\.(?:pt|pth|ckpt|tar))\1", text)}
+    return found.pop() if len(found) == 1 else None
