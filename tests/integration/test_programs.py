@@ -23,6 +23,7 @@ from rubberband.executor import (
     open_store,
     run_segment,
 )
+from rubberband.executor.checkpoints.folders import read_manifest
 from rubberband.values.command import Metrics, ProgramCommand, words_of
 from rubberband.values.environment import Environment
 from tests.builders.segments import SEGMENT
@@ -209,6 +210,55 @@ def resumed(
     )
     assert isinstance(items[-1], SegmentEnded)
     return [item.iterations for item in items if isinstance(item, SegmentRepeated)], losses(items)
+
+
+@pytest.mark.parametrize("until", [1, 2])
+def test_a_program_that_has_its_folder_from_the_environment_saves_after_its_line(trial: Trial, until: int) -> None:
+    """Its first files came 30 ms after the line, and were lost."""
+    source = PRINTS_FIRST.replace("sys.argv[1]", '__import__("os").environ["RUBBERBAND_CHECKPOINT"]')
+    source = source.replace('for name in ("m"', 'time.sleep(0.03)\n        for name in ("m"')
+    first = trial.run(source, "", metrics=PRINTED, until_iterations=until)
+    assert (losses(first)[-1][0], first[-1].saved_iterations) == (until, None)
+    assert resumed(trial, source, PRINTED, first[-1])[0] == []
+
+
+ENDS = """
+    import pathlib, sys, time
+    with open("starts", "a") as starts:
+        print(file=starts)
+    for epoch in range(1, 4):
+        time.sleep(0.12)
+        print(f"epoch {epoch} loss={1 / epoch}")
+    time.sleep(0.1)
+    pathlib.Path(sys.argv[1], "final").touch()
+    sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.mark.by_default(2)
+@pytest.mark.parametrize(("code", "most", "ended"), [(0, 5, True), (0, 3, False), (1, 5, False), (1, 3, False)])
+def test_a_program_that_ends_after_the_last_line_of_a_segment_is_over(
+    trial: Trial, code: int, most: int, ended: bool
+) -> None:
+    """It was ended before it had saved its model, and started again at the next stage."""
+    items = trial.run(ENDS, f"${{checkpoint}} {code}", metrics=PRINTED, until_iterations=3, max_iterations=most)
+    assert losses(items) == [(1, 1.0), (2, 1 / 2), (3, 1 / 3)]
+    assert items[-1].ended == ended
+    with trial.store.file(items[-1].checkpoint) as path:
+        assert [file["path"] for file in read_manifest(path)["files"]] == ["final"] * (code == 0)
+
+
+def test_a_program_that_goes_on_after_the_last_line_of_a_segment_is_not_waited_for(trial: Trial) -> None:
+    source = """
+        import pathlib, time
+        for epoch in range(1, 99):
+            pathlib.Path("epoch").write_text(str(epoch))
+            print(f"epoch {epoch} loss={1 / epoch}")
+            time.sleep(0.12)
+    """
+    for most in (3, 9):
+        trial.run(source, "", metrics=PRINTED, until_iterations=3, max_iterations=most)
+        assert int((trial.folder / "epoch").read_text()) <= 5
 
 
 EVALUATES = """

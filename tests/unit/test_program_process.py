@@ -77,3 +77,67 @@ def test_a_line_is_read_whatever_it_ends_with_and_from_its_last_return_on(
         os.close(stdout)
         printed.finish()
     assert [line.metrics for line in (printed.wait(), printed.wait()) if line] == [{"loss": 1.0}, {"loss": 2.0}]
+
+
+LATE = """
+import pathlib, sys, time
+time.sleep(0.15)
+print("loss=1", flush=True)
+for name in ("model", "optimizer"):
+    time.sleep(float(sys.argv[2]))
+    pathlib.Path(sys.argv[1], name).write_text(f"of {name}")
+time.sleep(1000)
+"""
+
+
+def taken_beside(source: str, folder: Path, *words: str, lines: int = 1, took_s: float = 0.0) -> list[list[str]]:
+    """Return the contents of the files that are taken beside each of the first `lines` of a program."""
+    printed = Printed(Metrics(source="stdout"), "loss", folder, saves=False, took_s=took_s)
+    (output, stdout), (errors, stderr) = os.pipe(), os.pipe()
+    argv = [sys.executable, "-c", source, str(folder), *words]
+    program = GuardedProcess(argv, os.environ, str(folder), stdout, stderr)
+    printed.watch(program, [output, errors])
+    found: list[list[str]] = []
+    try:
+        for _ in range(lines):
+            printed.go_on()
+            while (line := printed.wait()) is None:
+                pass
+            found.append([])
+            for _ in printed.settle(
+                line, lambda: found[-1].extend(path.read_text() for path in sorted(folder.iterdir()))
+            ):
+                pass
+    finally:
+        program.end()
+        printed.finish()
+    return found
+
+
+@pytest.mark.parametrize(("took_s", "taken"), [(30.0, ["of model", "of optimizer"]), (1.0, [])])
+def test_files_may_come_the_later_the_longer_an_iteration_takes(
+    took_s: float, taken: list[str], tmp_path: Path
+) -> None:
+    assert taken_beside(LATE, tmp_path, "0.4", took_s=took_s) == [taken]
+
+
+BY_A_THREAD = """
+import pathlib, sys, threading, time
+def save(epoch):
+    with open(pathlib.Path(sys.argv[1], "model"), "w") as file:
+        file.write(f"half of {epoch}")
+        file.flush()
+        time.sleep(0.48)
+        file.seek(0)
+        file.write(f"whole of {epoch}")
+for epoch in (1, 2, 3):
+    time.sleep(0.5)
+    print(f"loss={epoch}", flush=True)
+    if epoch == 1:
+        threading.Thread(target=save, args=(epoch,)).start()
+time.sleep(1000)
+"""
+
+
+def test_files_that_are_whole_only_at_the_next_line_are_not_of_its_iteration(tmp_path: Path) -> None:
+    assert taken_beside(BY_A_THREAD, tmp_path, lines=3) == [[], [], []]

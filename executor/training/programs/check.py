@@ -150,7 +150,7 @@ class ProgramCheck:
 
     def _next(self, runner: CommandRunner, segment: Segment, seen: list[Metrics]) -> bool:
         """Train one more iteration, if there is one; return whether there was."""
-        if len(seen) == segment.max_iterations or runner.ended:
+        if len(seen) == segment.max_iterations or (runner.ended and self._found.kind == "function"):
             return False
         before = len(seen)
         with self._step("next"), suppress(TrainingEnded):

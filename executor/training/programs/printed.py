@@ -1,9 +1,9 @@
 """Metrics that a program prints, or adds to a file; and the iteration of the files of its checkpoint.
 
-A program does not wait after a line, so it is stopped (SIGSTOP) as soon as one is read. Its files are taken for
-those of the line's iteration if it saves them right before or right after it prints, and all are whole. Others are not
-taken, as they may be those of the line before, or of the next one: the trial resumes from older files
-then, and repeats iterations. It never skips one.
+A program does not wait after a line, so one that saves is stopped (SIGSTOP) as soon as one is read. Its files are taken
+for those of the line's iteration if it saves them right before it prints, or within a part of an iteration after it,
+and all are whole. Others are not taken, as they may be those of the line before, or of the next one: the trial resumes
+from older files then, and repeats iterations. It never skips one.
 """
 
 from __future__ import annotations
@@ -34,16 +34,19 @@ from rubberband.values.metric_lines import (
     unread,
 )
 
-Take = Callable[[int], None]
-"""Keeps the files as they are, as those of an iteration; the program is stopped."""
-
 _LOOK_S = 0.02
 BESIDE_S = 0.05
 """Files that are saved so shortly before or after a line belong to its iteration; of long iterations, up to `_PART`."""
 _PART = 0.05
-_MOST_BESIDE_S = 0.5
+_MOST_BEFORE_S = 0.5
+_MOST_AFTER_S = 10.0
+_MOST_FIRST_S = 0.5
+"""The longest time after a program's first line: nothing says yet how long an iteration takes."""
 _QUIET_S = 0.05
-"""How long files stay as they are until all are taken for saved."""
+"""How long files stay as they are until all are taken for saved; after the line of a long iteration, up to
+`_QUIET_PART`: a model and its optimizer may be saved one after the other."""
+_QUIET_PART = 0.02
+_MOST_QUIET_S = 1.0
 SHORTEST_S = 0.1
 """The shortest iteration whose files are taken: those of a shorter one may be those of the next."""
 _LAST_LINES = 60
@@ -71,8 +74,11 @@ class MetricLine:
 class Printed:
     """The lines of one program, from its output or a file."""
 
-    def __init__(self, metrics: Metrics, metric: str, checkpoint: Path, *, saves: bool) -> None:
-        """`saves`: whether the program's command names the folder `checkpoint`."""
+    def __init__(self, metrics: Metrics, metric: str, checkpoint: Path, *, saves: bool, took_s: float = 0.0) -> None:
+        """`saves`: whether the program's command names the folder `checkpoint`; others are seen to save.
+
+        `took_s`: duration of an iteration of an earlier start; 0 if there was none.
+        """
         self.last = deque[str](maxlen=_LAST_LINES)
         self.is_too_fast = False
         """Whether the latest iteration was too short to take files."""
@@ -90,8 +96,12 @@ class Printed:
         """Whether a line had a sign before the metric's number, as in `loss=0.5`: `new best loss 0.5` is none then."""
         self.unread = ""
         """The latest line in which `null` and the like stand for the metric, until another has its number."""
+        self.took_s = took_s
+        """Duration of the latest iteration."""
         self._checkpoint = checkpoint
-        self._saves = saves
+        self._saves = saves or any(_files(checkpoint))
+        self._is_saving = False
+        """Whether files that belong to the line before are not whole yet."""
         self._lines = deque[MetricLine]()
         self._came = threading.Condition()
         self._program: GuardedProcess | None = None
@@ -134,27 +144,34 @@ class Printed:
         self._before = line
         self.go_on()
 
-    def settle(self, line: MetricLine, iteration: int, take: Take) -> Iterator[None]:
-        """Take the files that were saved beside the `line` of an iteration; the program is stopped then."""
+    def settle(self, line: MetricLine, take: Callable[[], None]) -> Iterator[None]:
+        """`take` the files that were saved beside the `line` of an iteration; the program is stopped then.
+
+        Files whose save had begun beside the line before, and was not over at this one, may be those of either.
+        """
         assert self._program is not None
         before, self._before = self._before, line
-        self.is_too_fast = line.at - before.at < SHORTEST_S
-        if self.is_too_fast or not (self._saves or any(_files(self._checkpoint))):
+        since_s = line.at - before.at
+        self.is_too_fast = since_s < SHORTEST_S
+        is_first = not (before.metrics or self.took_s)
+        self.took_s = since_s if before.metrics else self.took_s  # of the first line, it has the start as well
+        if self.is_too_fast:
             return
-        # Nothing says how long the first iteration took: the time until its line has the start as well.
-        took_s = line.at - before.at if before.metrics else 0.0
-        beside_s = min(max(BESIDE_S, _PART * took_s), _MOST_BESIDE_S)
-        found, changed_at = self._saved(), line.at
+        after_s = min(max(BESIDE_S, _PART * (self.took_s or since_s)), _MOST_FIRST_S if is_first else _MOST_AFTER_S)
+        quiet_s = min(max(_QUIET_S, _QUIET_PART * self.took_s), _MOST_QUIET_S)
+        begin, was_saving = line.at - self.beside_s(), self._is_saving
+        found, changed_at, self._is_saving = self._saved(), line.at, False
         while not self.has_lines:
             latest, now, has_ended = self._saved(), time.time(), self._program.poll() is not None
             if latest != found:
-                found, changed_at = latest, now
-            is_beside = found != self._signature and newest(found) >= line.at - beside_s
-            if is_beside and (has_ended or now - changed_at > _QUIET_S) and self._is_whole(found):
-                take(iteration)
-                self._signature = found
+                found, changed_at, self._saves = latest, now, True
+            self._is_saving = found != self._signature and newest(found) >= begin
+            is_quiet = now - changed_at > (_QUIET_S if newest(found) < line.at else quiet_s)
+            if self._is_saving and (has_ended or is_quiet) and self._is_whole(found):
+                self.keep((lambda: None) if was_saving else take)
                 return
-            if not is_beside and (has_ended or now - line.at > beside_s):
+            if not self._is_saving and (has_ended or now - line.at > after_s):
+                self._is_saving = was_saving and self._program.writes_in(self._checkpoint, self.file)
                 return
             self.go_on()
             yield
@@ -162,6 +179,17 @@ class Printed:
             with self._came:
                 if not self._lines:
                     self._came.wait(_LOOK_S)
+
+    def beside_s(self) -> float:
+        """Return the longest time before a line in which files of its iteration are saved, in seconds."""
+        return min(max(BESIDE_S, _PART * self.took_s), _MOST_BEFORE_S)
+
+    def keep(self, take: Callable[[], None]) -> None:
+        """Take the files if they are others than those that were taken last."""
+        found = self._saved()
+        if found != self._signature:
+            take()
+            self._signature, self._is_saving = found, False
 
     def _is_whole(self, found: Signature) -> bool:
         """Whether nothing is written to the files, and no other line has come; the program is stopped then."""

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,11 @@ _FORMED_LOOK_S = 0.1
 _SHARD_LOOK_S = 1.0
 _LATE = 0.1
 """Part of an iteration in which a save belongs to the one before."""
+_EXIT_S = 2.0
+"""The longest wait for the exit of a program after the last line of its segment; where the trial may go on, it costs no
+more than `_EXIT_PART` of an iteration."""
+_EXIT_PART = 0.1
+_LEAST_EXIT_S = 0.2
 _WORD_S = 3.0
 """The longest wait for another worker's word, of which the end of this one's program may be a consequence."""
 _OF_PEERS = re.compile(
@@ -99,6 +105,8 @@ class CommandRunner(Runner):
         self._started_with = 0
         """Iterations in the files with which the program is started."""
         self._has_read: Callable[[], bool | None] = lambda: None
+        self._took_s = 0.0
+        """Duration of an iteration before, as far as it is known."""
         self._has_news = False
         """Whether they are newer than the checkpoint that was saved last."""
         self._signature: Signature = ()
@@ -138,6 +146,7 @@ class CommandRunner(Runner):
         self._state_iterations = self._started_with = self._iteration = held
         if held and "counting" in manifest:
             self.counting.restore(manifest["counting"])
+            self._took_s = manifest["took_s"]
         return held
 
     def saved_iterations(self, iterations: int) -> int:
@@ -247,10 +256,32 @@ class CommandRunner(Runner):
             self._printed.skip(line)
             yield
         self.line = self._masked(line.text.strip())
-        yield from self._printed.settle(
-            line, self._iteration, lambda iteration: self._take(iteration, line.metrics, self._checkpoint)
-        )
+        take = partial(self._take, self._iteration, line.metrics, self._checkpoint)
+        yield from self._printed.settle(line, take)
+        if self._iteration == self._segment.until_iterations:
+            yield from self._await_exit(take)
         return line.metrics
+
+    def _await_exit(self, take: Callable[[], None]) -> Iterator[None]:
+        """Let a program that has trained its last iteration end by itself, with what it saves then.
+
+        One that goes on is stopped soon. Its trial is not started again if it has ended before its last iteration.
+        """
+        assert self._program is not None
+        assert self._printed is not None
+        is_over = self._iteration == (self._segment.max_iterations or self._iteration)
+        took_s = self._printed.took_s or time.monotonic() - self._program.began
+        wait_s = _EXIT_S if is_over else min(_EXIT_S, max(_LEAST_EXIT_S, _EXIT_PART * took_s))
+        until = time.monotonic() + wait_s
+        self._printed.go_on()
+        while self._program.wait(_LOOK_S) is None and not self._printed.has_lines and time.monotonic() < until:
+            yield
+        if self._program.poll() == 0:
+            self._printed.finish()
+            if not self._printed.has_lines:
+                self._require_number()
+                self._printed.keep(take)
+                self.ended = not is_over
 
     def _is_new(self, seen: Seen) -> bool:
         """Whether a line or report is a new iteration; the trial's log says once why one is not."""
@@ -275,7 +306,9 @@ class CommandRunner(Runner):
     def _take(self, iteration: int, metrics: Mapping[str, Any], folder: Path) -> None:
         """Keep the files of a folder as the checkpoint after an iteration."""
         draft = self._place / "draft"
-        pack(folder, draft, iterations=iteration, metrics=_numbers_of(metrics), counting=self.counting.kept())
+        took_s = 0.0 if self._printed is None else self._printed.took_s
+        kept = {"counting": self.counting.kept(), "took_s": took_s}
+        pack(folder, draft, iterations=iteration, metrics=_numbers_of(metrics), **kept)
         draft.replace(self._packed)
         self._state_iterations, self._has_news = iteration, True
 
@@ -307,8 +340,9 @@ class CommandRunner(Runner):
                 "either iteration: trials are trained from zero after every stage; train longer before each line, or "
                 "call rubberband.report"
             )
+        beside_s = BESIDE_S if self._printed is None else self._printed.beside_s()
         return (
-            f"saved its files more than {BESIDE_S:g} s before or after it printed {self._segment.metric}, so their "
+            f"saved its files more than {beside_s:.2g} s before or after it printed {self._segment.metric}, so their "
             "iteration is not known: trials are trained from zero after every stage; print right after saving, "
             "or call rubberband.report"
         )
@@ -356,9 +390,10 @@ class CommandRunner(Runner):
             CHECKPOINT: str(self._checkpoint),
             CONFIG: json.dumps(dict(segment.config)),
         }
-        saves = any("${checkpoint}" in word for word in (*command.words, *self._variables.values()))
-        self._printed = Printed(command.metrics, segment.metric, self._checkpoint, saves=saves)
-        if self._started_with and not any("${iterations}" in word for word in command.words):
+        given = (*command.words, *self._variables.values())
+        saves = any("${checkpoint}" in word for word in given)
+        self._printed = Printed(command.metrics, segment.metric, self._checkpoint, saves=saves, took_s=self._took_s)
+        if self._started_with and not any("${iterations}" in word for word in given):
             self._has_read = ReadFiles(self._checkpoint, self._place / "links", self._printed.file)
         self._words = command.line(segment.config, places)
         (output, printing), (errors, complaining) = os.pipe(), os.pipe()
@@ -394,16 +429,22 @@ class CommandRunner(Runner):
         self._printed.finish()
         if self._printed.has_lines or self._reports.has_more():
             return
-        if code == 0 and self._printed.unread:
+        if code == 0:
+            self._require_number()
+        if code == 0 and self._iteration > 1:
+            self._gang.leave()
+            raise TrainingEnded
+        raise self._failure(code)
+
+    def _require_number(self) -> None:
+        """Raise TrialFailure for a program whose last line has `null` and the like for its metric."""
+        assert self._printed is not None
+        if self._printed.unread:
             line = self._masked(self._printed.unread.strip())
             raise TrialFailure(
                 "not_a_number",
                 f"{self._command} ended, and its last line with {self._segment.metric} has no number: {shown(line)}",
             )
-        if code == 0 and self._iteration > 1:
-            self._gang.leave()
-            raise TrainingEnded
-        raise self._failure(code)
 
     def _failure(self, code: int) -> Exception:
         """Return why a program has ended too early: another worker's failure, if it follows from that."""
