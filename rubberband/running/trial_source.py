@@ -21,7 +21,7 @@ def findings_of_code(trial: str, path: Path) -> TrialFindings:
     target = Entrypoint.parse(trial, search_path=(path.absolute().parent, Path.cwd())).load()
     classes = inspect.getmro(target) if isinstance(target, type) else (target,)
     trees = [_tree(each) for each in classes if not each.__module__.startswith(("rubberband", "abc", "builtins"))]
-    parameters = {name: default for tree in trees for name, default in _parameters(tree)}
+    parameters = {name: default for tree in trees for name, default in parameters_in(tree)}
     reported = [name for tree in trees for name in _reported(tree)]
     if not reported:
         reported = ["loss"] if isinstance(target, type) and issubclass(target, TorchTrial) else ["score"]
@@ -41,7 +41,7 @@ def _tree(target: Any) -> ast.AST:
         return ast.Module(body=[], type_ignores=[])
 
 
-def _parameters(tree: ast.AST) -> Iterator[tuple[str, Any]]:
+def parameters_in(tree: ast.AST) -> Iterator[tuple[str, Any]]:
     """Iterate over the parameters that are read from the configuration, with their defaults."""
     for node in ast.walk(tree):
         match node:

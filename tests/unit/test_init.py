@@ -19,6 +19,7 @@ from rubberband.commands.init import seen_in
 from rubberband.errors import EntrypointError, InputError
 from rubberband.running.first_file import TrialFindings, text_of
 from rubberband.running.programs.options import ProgramFindings, program_of
+from rubberband.running.programs.source import printed_metrics
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_experiment, parse_experiment
 from rubberband.spec.program import Program
@@ -246,7 +247,9 @@ def main():
     model_args, data_args, training_args = parser.parse_args_into_dataclasses()
     open("trained", "w").close()
     logging.info(f"Sample {1} of the training set: {data_args}.")
-    Trainer(model=None, args=training_args).train()
+    trainer = Trainer(model=None, args=training_args, eval_dataset=data_args if training_args.do_eval else None)
+    if training_args.do_train:
+        trainer.train()
 
 if __name__ == "__main__":
     main()
@@ -279,10 +282,14 @@ def test_a_script_with_the_parser_of_transformers_has_the_metric_and_the_epochs_
 
 
 def test_a_required_option_is_asked_for() -> None:
-    source = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', required=True)\np.parse_args()\n"
+    source = (
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', required=True)\n"
+        "p.add_argument('--lr', type=float, default=0.1)\np.parse_args()\n"
+    )
     with pytest.raises(InputError, match=r"python train.py needs --data; give what it needs: rubberband init 'python"):
         found_in(source)
-    assert found_in(source, "python train.py --data d").words == ("python", "train.py", "--data", "d", "${args}")
+    words = ("python", "train.py", "--data", "d", "--lr", "${lr}")
+    assert found_in(source, "python train.py --data d").words == words
 
 
 def test_the_chosen_subcommand_of_a_program_is_read() -> None:
@@ -306,33 +313,24 @@ def test_a_parser_in_an_imported_module_is_found(here: Path) -> None:
     assert [*found_in("from options import read\nread()").space] == ["lr"]
 
 
-@cases("source", "remark")
-def test_a_program_without_a_parser_gets_a_file_with_a_note(source: str, remark: str) -> None:
-    experiment = written(source)
-    assert isinstance(experiment.entrypoint, Program)
-    assert experiment.entrypoint.command == "python train.py ${args}"
-    assert remark in Path("experiment.yaml").read_text()
-
-
 def test_a_launcher_is_left_out() -> None:
-    found = found_in("print('loss=1')", "torchrun --nproc-per-node 2 train.py")
-    assert found.words == ("python", "train.py", "${args}")
+    found = found_in("print('loss=1')", "torchrun --nproc-per-node 2 train.py --lr ${lr}")
+    assert found.words == ("python", "train.py", "--lr", "${lr}")
     assert any("torchrun is not needed" in remark for remark in found.remarks)
 
 
 @cases("source", "metrics", "prints")
 def test_metrics_are_found_in_the_source(source: str, metrics: list[str], prints: bool) -> None:
-    found = found_in(f"import json\n{source}\n")
-    assert (list(found.reported), found.prints) == (metrics, prints)
+    assert printed_metrics([f"import json\n{source}\n"]) == (metrics, prints)
 
 
 def test_a_program_in_another_folder_is_named_from_the_file(here: Path) -> None:
     (here / "sub").mkdir()
     (here / "train.py").write_text("print('loss=1')")
-    rubberband("init", "train.py", "sub/one.yaml", "--no-check")
+    rubberband("init", "python train.py --lr ${lr}", "sub/one.yaml", "--no-check")
     found = load_experiment("sub/one.yaml").entrypoint
     assert isinstance(found, Program)
-    assert found.command == "python ../train.py ${args}"
+    assert found.command == "python ../train.py --lr ${lr}"
     refused = rubberband("init", "nosuch.py", exit_code=1)
     assert str(refused.exception) == f"there is no nosuch.py in {here}; give its path from there"
 
@@ -361,7 +359,8 @@ def test_options_that_are_left_out_of_the_space_are_left_out_of_the_command(here
 
 def test_a_script_of_a_shell_prints_its_metrics(here: Path) -> None:
     (here / "train.sh").write_text("echo loss=$(date +%N)")
-    assert written("", "train.sh").entrypoint.metrics == "stdout"  # it cannot call rubberband.report
+    made = written("", "bash train.sh ${lr}")
+    assert made.entrypoint.metrics == "stdout"  # it cannot call rubberband.report
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from rubberband.errors import InputError
 from rubberband.running.first_file import TrialFindings, text_of
 from rubberband.running.programs.options import ProgramFindings, program_of
-from rubberband.running.ranges import middle_of
+from rubberband.running.ranges import domain_of, middle_of
 from rubberband.spec.loading import parse_experiment
 from rubberband.values.command import ProgramCommand
 from tests.builders.tables import cases
@@ -68,3 +71,114 @@ def test_the_options_of_a_parser_are_parameters_places_and_words(
     assert set(read.search.space) == set(space)
     accepted(found.words, found)
     accepted(found.start, found)
+
+
+ARGPARSE = """
+import argparse
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--out", default="runs")
+    {options}
+    args = parser.parse_args()
+    open("trained", "w")
+if __name__ == "__main__":
+    main()
+"""
+
+
+@cases("text", "files", "words")
+def test_a_program_that_is_started_by_others_keeps_its_words(
+    text: str, files: Mapping[str, str], words: str, here: Path
+) -> None:
+    """`uv`, `poetry` and the like start Python here as they do elsewhere."""
+    (here / "bin").mkdir()
+    for name, first in (("uv", "python"), ("poetry", "")):
+        (here / "bin" / name).write_text(f'#!/bin/bash\nshift\n[ "$1" = python ] && exec "$@"\nexec {first} "$@"\n')
+        (here / "bin" / name).chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{here}/bin:{Path(sys.executable).parent}:/usr/bin:/bin")
+        found = found_in(
+            {"train.py": ARGPARSE.format(options=""), "package/train.py": ARGPARSE.format(options="")} | files, text
+        )
+        assert " ".join(found.words) == words
+        if "$@" not in words:
+            accepted(found.words, found)
+
+
+@cases("text", "source", "refusal")
+def test_a_program_whose_parameters_cannot_be_known_is_refused_in_a_line_that_says_what_to_do(
+    text: str, source: str, refusal: str
+) -> None:
+    with pytest.raises(InputError) as refused:
+        found_in({"train.py": source, "train.sh": source, "train.ipynb": source}, text)
+    assert str(refused.value) == refusal
+    assert "\n" not in refusal
+
+
+def test_a_program_that_trains_before_it_parses_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rubberband.running.programs.parsers.LIMIT_S", 1.0)
+    with pytest.raises(InputError, match=r"python train\.py: it parsed no arguments within 1 s; mend this, or name"):
+        found_in({"train.py": "import argparse, time\ntime.sleep(99)\n"}, "train.py")
+
+
+@pytest.mark.parametrize(
+    ("options", "flag", "kind", "words"),
+    [
+        ('parser.add_argument("--resume", action="store_true")', "--resume", "switch", ("--resume",)),
+        ('parser.add_argument("--init_from", default="")', "--init_from", "path", ("--init_from", "resume")),
+        (
+            'parser.add_argument("--resume", default="", help="last.pt")',
+            "--resume",
+            "path",
+            ("--resume", "${checkpoint}/last.pt"),
+        ),
+        ('parser.add_argument("--checkpoint", help="checkpoint to load")', "--checkpoint", "path", ()),
+    ],
+)
+def test_an_option_that_resumes_is_no_parameter(options: str, flag: str, kind: str, words: tuple[str, ...]) -> None:
+    compared = '"resume" if parser.parse_args().init_from == "resume" else 0' if "init_from" in options else ""
+    found = found_in(
+        {"train.py": ARGPARSE.format(options=options).replace('open("trained"', f'{compared}\n    open("trained"')},
+        "train.py",
+    )
+    assert found.resume is not None
+    assert (found.resume.flag, found.resume.kind, found.resume.words) == (flag, kind, words)
+    assert [*found.space] == ["lr"]
+
+
+ROLES = {
+    "${max_t}": "epochs num_epochs n_epochs nEpochs niter n_iter max_epochs total_epochs num_train_epochs n-epoch",
+    "${seed}": "seed manualSeed randomSeed random_state manual-seed",
+    "${checkpoint}": "outf out_dir save-dir save_path output_dir logdir log_dir checkpoint_dir default_root_dir",
+    "": "img_size image_size num_classes vocab_size block_size workers num-workers log_interval port local_rank device "
+    "data_dir wandb_project max_steps max_iters num_iters test_batch_size start_epoch in_channels seq_len n_head",
+}
+
+
+@pytest.mark.parametrize(("place", "name"), [(place, name) for place, names in ROLES.items() for name in names.split()])
+def test_a_role_is_never_searched(place: str, name: str) -> None:
+    kind = {"${checkpoint}": "str"}.get(place, "int")
+    default = '"runs"' if kind == "str" else "3"
+    source = ARGPARSE.replace('    parser.add_argument("--out", default="runs")\n', "")
+    option = f'parser.add_argument("--{name}", type={kind}, default={default})'
+    found = found_in({"train.py": source.format(options=option)}, "train.py")
+    assert [*found.space] == ["lr"]
+    assert not found.others
+    assert " ".join(found.words) == f"python train.py {f'--{name} {place} ' if place else ''}--lr ${{lr}}"
+
+
+NAMES = ("lr", "batch_size", "dropout", "momentum", "alpha", "kappa", "n_things", "width", "gamma", "beta2", "warmup")
+
+
+@given(name=st.sampled_from(NAMES), number=st.one_of(st.integers(1, 10**6), st.floats(1e-12, 1e6)))
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_default_is_within_its_range_and_an_int_stays_one(name: str, number: float) -> None:
+    domain = yaml.safe_load(domain_of(name, number)[0])
+    if isinstance(number, int):
+        assert number in domain["values"]
+        assert all(type(value) is int and value > 0 for value in domain["values"])
+    else:
+        lower, upper = float(domain["lower"]), float(domain["upper"])
+        assert lower < upper
+        assert lower * 0.9999 <= number <= upper * 1.0001

@@ -39,7 +39,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "pool.yaml": ("{instances: 2, gpus_per_instance: 4}\n", load_pool),
     "policy.yaml": ("max_usd_per_run: 4\n", lambda path: load_policy(path.parent)),
     "profile.json": ('{"schema": "rubberband.profile/1", "seconds_per_iteration": {"1": 2.0}}\n', load_profile),
-    "train.py": ('print("val_loss=", 1.0)\n', lambda path: program_of(path.name, path.parent)),
+    "train.py": ('print("val_loss=", 1.0)\n', lambda path: program_of(f"python {path.name} ${{lr}}", path.parent)),
     ".rubberbandignore": ("data.csv\n", lambda path: pack([str(path.parent)]).archive),
 }
 

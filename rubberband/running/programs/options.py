@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import yaml
@@ -15,9 +16,11 @@ from rubberband.errors import InputError
 from rubberband.running.first_file import yaml_key
 from rubberband.running.programs.parsers import Parser, ProgramOption, parser_of
 from rubberband.running.programs.roles import EPOCHS, OUTPUT, RESUME, SEED, is_fixed, is_logs, output_of, role_of
-from rubberband.running.programs.source import printed_metrics, sources_of, trial_in
+from rubberband.running.programs.source import printed_metrics, saved_file, search_in, sources_of, trial_in
+from rubberband.running.programs.unparsed import options_in
 from rubberband.running.ranges import REQUIRED, domain_of, middle_of, rank_of
-from rubberband.values.command import PLACES, launcher_of, line_of, words_of
+from rubberband.running.trial_source import parameters_in
+from rubberband.values.command import PLACES, launcher_of, line_of, named, words_of
 
 MOST_PARAMETERS = 6
 """Parameters that are searched; the file has the others in comments."""
@@ -71,16 +74,28 @@ class ProgramFindings:
 
 def is_program(text: str) -> bool:
     """Whether the text is a script or a command line, and no `module:attribute` or file of an experiment."""
-    return " " in text.strip() or text.endswith((".py", ".sh"))
+    return " " in text.strip() or text.endswith((".py", ".sh", ".ipynb"))
 
 
-def program_of(text: str, folder: Path) -> ProgramFindings:
-    """Look at a script or a command line that is run in `folder`. Raises InputError if it cannot be run as it is."""
+def program_of(text: str, folder: Path, *, is_chosen: bool = False) -> ProgramFindings:
+    """Look at a script or a command line that is run in `folder`; `is_chosen`: its parameters are known otherwise.
+
+    Raises InputError for one that cannot be run as it is, that is a search itself, or whose parameters are not known.
+    """
+    if text.endswith(".ipynb"):
+        script = f"{Path(text).stem}.py"
+        raise InputError(
+            f"{text} is a notebook, which no command runs; make it a program, whose parameters are options: "
+            f"jupyter nbconvert --to script {text}, then rubberband init {script}"
+        )
     given = words_of(text if " " in text.strip() else [_interpreter(text), text])
     words, remarks = [word for word in given if word != "${args}"], list[str]()
     if (launcher := launcher_of(words)) is not None:
         words = _without_launcher(words)
         remarks.append(f"{launcher} is not needed: each worker starts the command once, with torchrun's variables")
+    if words[0] == "make":
+        printed = text.replace(" ", " -n ", 1)
+        raise InputError(f"{text} runs a command of a Makefile; give that command, which {printed} prints")
     if shutil.which(words[0]) is None and not Path(folder, words[0]).is_file():
         raise InputError(f"{words[0]} is not here; install it, or give its path")
     for word in words:
@@ -89,12 +104,16 @@ def program_of(text: str, folder: Path) -> ProgramFindings:
     sources = sources_of(words, folder)
     if " " not in text.strip() and sources and (trial := trial_in(sources[0])) is not None:
         raise InputError(f"{text} defines {trial}, a trial in Python: rubberband init {Path(text).stem}:{trial}")
+    if not is_chosen:
+        _refuse_search(words, sources)
     metrics, prints = printed_metrics(sources)
-    parser = parser_of(words, folder, sources)
-    if parser.fault:
-        remarks.append(parser.fault)
-    found = _Command(words, parser, sources)
+    found = _Command(words, _parser(words, folder, sources, is_chosen=is_chosen), sources)
     found.fill()
+    if not found.space and not is_chosen and not found.reads_configuration:
+        raise InputError(
+            f"{line_of(words)}: none of its options is left that a search changes; write a parameter in place of a "
+            f"value, or behind an option: rubberband init {_example(words, '--NAME ${lr}')}"
+        )
     return ProgramFindings(
         words=found.words(),
         start=found.start(),
@@ -107,6 +126,83 @@ def program_of(text: str, folder: Path) -> ProgramFindings:
         prints=prints,
         remarks=(*remarks, *found.remarks),
     )
+
+
+def _example(words: Sequence[str], *more: str) -> str:
+    """Return a command line with these words too, as a shell takes it."""
+    return shlex.quote(" ".join([line_of(words), *more]))
+
+
+def _refuse_search(words: Sequence[str], sources: Sequence[str]) -> None:
+    """Raise InputError for a program that is a search itself."""
+    if (search := search_in(sources)) is not None:
+        name, page, objective = search
+        script = next((word for word in words if word.endswith(".py")), line_of(words))
+        moved = f"rubberband init {script}:{objective}, or " if objective else ""
+        raise InputError(
+            f"{script} is a search itself ({name}), which RubberBand replaces; move it: {moved}docs/{page}.md"
+        )
+
+
+def _parser(words: Sequence[str], folder: Path, sources: Sequence[str], *, is_chosen: bool) -> Parser:
+    """Return the options of a program by its parser, or by its source. Raises InputError if they are not known."""
+    inner = _inside_shell(words, folder)
+    if inner is not None:
+        sources = sources_of(inner, folder)
+    parser = parser_of([word for word in inner or words if "$" not in word], folder, sources)
+    if inner is not None:
+        parser = replace(parser, begin=len(words), given=tuple(inner))
+    is_named = any(name not in PLACES for word in words for name in named(word))
+    if parser.options or is_named or is_chosen or any("RUBBERBAND_CONFIG" in text for text in sources):
+        return parser
+    if not parser.was_asked and (options := options_in(words, folder, sources)):
+        return Parser(options=tuple(options), begin=parser.begin)
+    line = line_of(words)
+    if parser.was_asked:
+        fault = parser.fault or "its parser has no options"
+        raise InputError(
+            f"{line}: {fault}; mend this, or name its parameters: rubberband init {_example(words, '--lr ${lr}')}"
+        )
+    if any("sys.argv" in text for text in sources):
+        raise InputError(
+            f"{line} reads sys.argv, and its arguments have no names that are known; name them in their places: "
+            f"rubberband init {_example(words, '${lr}', '${batch_size}')}"
+        )
+    raise InputError(
+        f"{line}: {parser.fault}, and it reads neither sys.argv nor os.environ as numbers; let it take its parameters "
+        f"by argparse, or name those that it reads otherwise: rubberband init {_example(words, '--lr ${lr}')}"
+    )
+
+
+_PYTHON_LINE = re.compile(r"^(?!\s*(#|echo\b)).*\b(python[\d.]*|torchrun|accelerate launch|uv run)\s.*?(\.py\b|-m\s)")
+
+
+def _inside_shell(words: Sequence[str], folder: Path) -> list[str] | None:
+    """Return the words by which a shell script starts a program with its own words; None for other commands.
+
+    Raises InputError for a script that does not pass them on, or not to a single program.
+    """
+    script = next((word for word in words if word.endswith(".sh")), None)
+    if script is None or any(name not in PLACES for word in words for name in named(word)):
+        return None
+    text = (folder / script).read_text("utf-8", "replace").replace("\\\n", " ")
+    lines = [line.strip() for line in text.splitlines() if _PYTHON_LINE.search(line)]
+    named_by_hand = f"rubberband init {_example(words, '--lr ${lr}')}"
+    if len(lines) != 1 or re.search(r"^\s*cd\s", text, re.MULTILINE):
+        what = "runs in another folder" if len(lines) == 1 else f"has {len(lines)} lines of python, not one"
+        raise InputError(f"{script} {what}, so its options are not known; name them: {named_by_hand}")
+    if re.search(r"\$@|\$\*|\$\{@", lines[0]) is None:
+        raise InputError(
+            f'{script} does not pass its words on; end its line of python with "$@", then rubberband init {script}'
+        )
+    try:
+        inner = shlex.split(re.split(r"[|>&;]", lines[0])[0])
+    except ValueError:
+        raise InputError(f"{script} has a line that cannot be read; name its parameters: {named_by_hand}") from None
+    while inner and (inner[0] in ("exec", "time", "nohup") or re.match(r"\w+=", inner[0])):
+        inner = inner[1:]
+    inner = [word for word in inner if "$@" not in word and "$*" not in word]
+    return _without_launcher(inner) if launcher_of(inner) is not None else inner
 
 
 def booleans_of(words: Sequence[str], folder: Path) -> Mapping[str, tuple[str, ...]]:
@@ -125,10 +221,20 @@ def _interpreter(script: str) -> str:
 
 
 def _without_launcher(words: Sequence[str]) -> list[str]:
+    """Return the words of the program that a launcher starts, behind `uv run` and the like."""
     script = next((at for at, word in enumerate(words) if word.endswith(".py")), None)
-    if script is None:
-        raise InputError(f"{shlex.join(words)} names no script; write it as python SCRIPT.py")
-    return [_interpreter(words[script]), *words[script:]]
+    modules = [at for at, word in enumerate(words[:-1]) if word == "-m" and not launcher_of(["python", *words[at:]])]
+    if script is None and not modules:
+        raise InputError(f"{line_of(words)} names no script; write it as python SCRIPT.py")
+    begin = min(launcher_begin(words), len(words))
+    at = script if script is not None else modules[0]
+    return [*words[:begin], _interpreter(words[script] if script is not None else ""), *words[at:]]
+
+
+def launcher_begin(words: Sequence[str]) -> int:
+    """Return the index of a launcher's first word."""
+    found = (at for at in range(len(words)) if launcher_of(words[at:]) is not None)
+    return max(found, default=0)
 
 
 class _Command:
@@ -144,7 +250,16 @@ class _Command:
         self.remarks = list[str]()
         self._added = list[tuple[int, list[str], list[str]]]()
         """Level of subcommands, and words of the command and of a look."""
-        self._flags = {word.partition("=")[0] for word in given if word.startswith("-") or "=" in word}
+        self._arguments = dict[int, tuple[int, list[str], list[str]]]()
+        """The same of positional arguments, by their places."""
+        self._order = [option.name for option in parser.options if not option.flags]
+        words = [*given, *parser.given]
+        self._flags = {word.partition("=")[0] for word in words if word.startswith("-") or "=" in word}
+
+    @property
+    def reads_configuration(self) -> bool:
+        """Whether the program reads its parameters from RUBBERBAND_CONFIG."""
+        return any("RUBBERBAND_CONFIG" in text for text in self.sources)
 
     def words(self) -> tuple[str, ...]:
         """Return the words of the command."""
@@ -160,35 +275,46 @@ class _Command:
         )
 
     def _with(self, *, is_look: bool) -> tuple[str, ...]:
+        every = [*self._added, *(self._arguments[at] for at in sorted(self._arguments))]
+        variables = [word for at, *both in every if at < 0 for word in both[is_look]]
         words, last = list(self.given), len(self.parser.commands)
         for level in range(last, -1, -1):
-            added = [word for at, *both in self._added if min(at, last) == level for word in both[is_look]]
+            added = [word for at, *both in every if min(at, last) == level for word in both[is_look]]
             at = words.index(self.parser.commands[level], self.parser.begin) if level < last else len(words)
             words[at:at] = added
+        if variables:
+            words[words[0] == "env" : 1 if words[0] == "env" else 0] = variables
+            words = words if words[0] == "env" else ["env", *words]
         return tuple(words)
 
     def _add(self, option: ProgramOption, value: str | None, *, look: str | None = None) -> None:
         """Write an option with a value, in a look with another one; None: not at all."""
         written, looked = (option.words(text) if text is not None else [] for text in (value, look))
-        self._added.append((option.level, written, looked))
+        added = (option.level, written, looked)
+        if option.flags:
+            self._added.append(added)
+        else:
+            self._arguments[self._order.index(option.name)] = added
 
     def fill(self) -> None:
         """Give each option its place, or make it a parameter. Raises InputError for one that is required."""
         self.given += [word for word in self.parser.commands if word not in self.given]
         tunable, missing = list[ProgramOption](), list[ProgramOption]()
         is_trainer = any(option.is_of_trainer for option in self.parser.options)
-        for option in self._open():
+        for option in map(self._with_booleans, self._open()):
             role = role_of(option.name, option.kind, option.default, option.help) if option.takes_one else None
             if is_trainer and option.name in _OF_TRAINER:
                 values, mark = _OF_TRAINER[option.name]
                 words = [option.flag, *values] if any(mark in text for text in self.sources) else []
                 self._added.append((option.level, words, words))
             elif role == RESUME:
-                self.resume = self.resume or _resume(option)
+                self.resume = self.resume or self._resume(option)
             elif role is not None and (option.flags or option.required):
                 self._place(option, role)
             elif option.is_tunable and not (option.required and not option.flags and rank_of(option.name) is None):
                 tunable.append(option)
+            elif option.required and option.default is not None and not option.flags:
+                self._add(option, str(option.default), look=str(option.default))
             elif option.required:
                 missing.append(option)
             elif (remark := _left_out(option)) is not None:
@@ -202,6 +328,9 @@ class _Command:
             )
         self._logs()
         self._parameters(tunable)
+        if self.reads_configuration and not self.space:
+            names = {name: default for text in self.sources for name, default in parameters_in(ast.parse(text))}
+            self.space = {name: domain_of(name, default) for name, default in sorted(names.items())}
         if self.parser.options and not any(OUTPUT in word for word in self.words()):
             self.remarks.append(
                 "it has no option for the folder of its checkpoints: let it save to the folder in "
@@ -222,6 +351,20 @@ class _Command:
             else:
                 found.append(option)
         return found
+
+    def _with_booleans(self, option: ProgramOption) -> ProgramOption:
+        """Return an option whose text the program compares with true or false, with these words."""
+        is_text = option.kind == "value" and option.type in (None, "str") and not option.choices and not option.booleans
+        if not is_text or str(option.default).lower() not in ("true", "false"):
+            return option
+        equal = re.compile(
+            rf"\b{re.escape(option.name)}\b[\w.'\"\]()]*\s*(==|!=|in)\s*[\[(]?\s*['\"](true|false)\b", re.IGNORECASE
+        )
+        said = next((match[2] for text in self.sources if (match := equal.search(text))), None)
+        if said is None:
+            return option
+        words = "True/False" if said[0].isupper() else "true/false"
+        return replace(option, booleans=(words,), default=str(option.default).lower() == "true")
 
     def _positionals(self) -> int:
         """Return the number of positional arguments in the words."""
@@ -257,6 +400,17 @@ class _Command:
         needed = {EPOCHS: "10", SEED: "1"}[role] if option.required else None
         self._add(option, role, look=needed)
 
+    def _resume(self, option: ProgramOption) -> ResumeOption:
+        """Return the words by which a program loads its checkpoint, where its source says which these are."""
+        kind = "switch" if option.kind == "switch" else "path"
+        if kind == "switch":
+            return ResumeOption(flag=option.flag, kind=kind, words=(option.flag,))
+        equal = rf"\b{re.escape(option.name)}\b['\"\]]*\s*==\s*['\"](resume|last|latest|auto)['\"]"
+        said = next((match[1] for text in self.sources if (match := re.search(equal, text))), None)
+        file = saved_file(self.sources)
+        value = said or (f"{OUTPUT}/{file}" if file else None)
+        return ResumeOption(flag=option.flag, kind=kind, words=tuple(option.words(value)) if value else ())
+
     def _logs(self) -> None:
         """Let a folder of logs be the trial's own where the program has no other."""
         folder = next((each for each in self._open() if each.kind == "value" and is_logs(each.name)), None)
@@ -266,11 +420,15 @@ class _Command:
     def _parameters(self, tunable: Sequence[ProgramOption]) -> None:
         """Search the best known parameters, and name the others."""
         inner = {option.name.partition(".")[0] for option in tunable if "." in option.name}
+        self._named(tunable)
+        tunable = [option for option in tunable if option.name not in self.space]
         worth = [  # a group that others are in is none: optimizer=adam has no optimizer.momentum
             option for option in tunable if option.is_worth_a_search and option.name not in inner
         ]
         if len(worth) > MOST_PARAMETERS:
             worth = [option for option in worth if rank_of(option.name) is not None] or worth
+        if self.space:
+            worth = []  # the user has chosen
         best = sorted(worth, key=lambda option: (option.is_boolean, option.rank))[:MOST_PARAMETERS]
         best += [option for option in tunable if option.required and option not in best]
         words = [option for option in best if option.kind == "value" and option.is_boolean]
@@ -278,10 +436,10 @@ class _Command:
             self.booleans = "flag"
         elif words:
             self.booleans = next(iter(words[0].booleans or ()), "")
+        self.space |= {option.name: self._domain(option) for option in best}
         for option in tunable:
             value = f"${{{option.name}}}"
             if option in best:
-                self.space[option.name] = self._domain(option)
                 self._add(option, value, look=value if option.required else None)
             elif len(self.others) < _MOST_OTHERS:
                 domain, said = self._domain(option)
@@ -289,6 +447,16 @@ class _Command:
                 if option.kind == "switch" and self.booleans != "flag":
                     asked += ", and booleans: {style: flag}"
                 self.others[option.name] = domain, f"{said}; {asked}" if said else asked
+
+    def _named(self, tunable: Sequence[ProgramOption]) -> None:
+        """Search the parameters that the words name in `${…}`, with the defaults of their options."""
+        options = {flag: option for option in self.parser.options for flag in option.flags}
+        for before, word in zip(["", *self.given], self.given, strict=False):
+            for name in named(word):
+                if name in PLACES:
+                    continue
+                option = options.get(word.partition("=")[0]) or options.get(before)
+                self.space[name] = domain_of(name, REQUIRED) if option is None else self._domain(option)
 
     def _domain(self, option: ProgramOption) -> tuple[str, str]:
         """Return the domain of an option, and a comment."""
@@ -309,11 +477,6 @@ class _Command:
 def _value(value: object) -> str:
     """Return a choice as YAML reads it back: a number stays one."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else yaml_key(str(value))
-
-
-def _resume(option: ProgramOption) -> ResumeOption:
-    kind = "switch" if option.kind == "switch" else "path"
-    return ResumeOption(flag=option.flag, kind=kind, words=(option.flag,) if kind == "switch" else ())
 
 
 def _left_out(option: ProgramOption) -> str | None:

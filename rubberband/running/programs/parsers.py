@@ -42,7 +42,7 @@ class ProgramOption:
     kind: str = "value"
     """`value`, `switch` (there or not), `pair` (a flag for true and one for false), or `other`."""
     form: str = "space"
-    """`space`: `--lr 0.1`; `=`: `--lr=0.1`, and `lr=0.1` for a flag without hyphens."""
+    """`space`: `--lr 0.1`; `=`: `--lr=0.1`, and `lr=0.1` for a flag without hyphens; `env`: a variable, `LR=0.1`."""
     off: str = ""
     """The flag for false of a `pair`."""
     type: str | None = None
@@ -106,7 +106,7 @@ class ProgramOption:
         if not self.flags or self.kind == "pair":
             return [value]
         is_negative = isinstance(self.default, int | float) and self.default < 0  # -1e-05 would be an option
-        return [f"{self.flag}={value}"] if self.form == "=" or is_negative else [self.flag, value]
+        return [f"{self.flag}={value}"] if self.form != "space" or is_negative else [self.flag, value]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,23 +118,27 @@ class Parser:
     """Subcommands, outermost first."""
     begin: int = 0
     """Index of the first word that the program reads."""
+    given: tuple[str, ...] = ()
+    """Words that a shell script gives it besides those of the command."""
+    was_asked: bool = True
+    """Whether the program was started for it."""
     fault: str = ""
     """Why it was not read."""
 
 
 def parser_of(words: Sequence[str], folder: Path, sources: Sequence[str]) -> Parser:
     """Run the program until it parses its arguments."""
-    if sources and not any(_PARSERS.search(text) for text in sources):
-        return Parser(fault="it has no parser of arguments that is known")
     at = next((at for at, word in enumerate(words) if word.endswith(".py") or word == "-m"), None)
-    if at is None or not Path(words[0]).name.startswith("python"):
-        return Parser(
-            fault="it does not begin with python and a script, so its options were not read: name them in the command"
-        )
+    if at is None:
+        return Parser(was_asked=False, fault="it starts no Python script, so its options are not known")
+    begin = at + 1 + (words[at] == "-m")
+    if sources and not any(_PARSERS.search(text) for text in sources):
+        return Parser(was_asked=False, begin=begin, fault="it has no parser of arguments that is known")
+    python = any(re.match(r"python[\d.]*$", Path(word).name) for word in words[:at])
     with tempfile.TemporaryDirectory() as place:
         answer = Path(place, "answer")
         process = subprocess.Popen(
-            [*words[:at], parser_probe.__file__, str(answer), *words[at:]],
+            [*words[:at], *([] if python else ["python"]), parser_probe.__file__, str(answer), *words[at:]],
             cwd=folder,
             env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
             stdin=subprocess.DEVNULL,
@@ -145,12 +149,13 @@ def parser_of(words: Sequence[str], folder: Path, sources: Sequence[str]) -> Par
         try:
             _, printed = process.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
-            return Parser(fault=f"it parsed no arguments within {LIMIT_S:g} s, so its options were not read")
+            return Parser(fault=f"it parsed no arguments within {LIMIT_S:g} s")
         finally:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        begin = at + 1 + (words[at] == "-m")
+            assert process.stderr is not None
+            process.stderr.close()
         return _answered(answer.read_bytes() if answer.exists() else b"", printed, begin)
 
 
@@ -159,7 +164,7 @@ def _answered(content: bytes, printed: bytes, begin: int) -> Parser:
         lines = printed.decode("utf-8", "replace").strip().splitlines()
         raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit)\b", line)]
         why = f" ({(raised or lines)[-1].strip()})" if lines else ""
-        return Parser(fault=f"it ended before it parsed its arguments{why}, so its options were not read")
+        return Parser(fault=f"it ended before it parsed any arguments{why}")
     plain = json.loads(content)
     return Parser(
         options=tuple(_option(each) for each in plain["options"]), commands=tuple(plain["commands"]), begin=begin

@@ -423,6 +423,7 @@ def _omegaconf(module: Any) -> None:
 
     owner.from_cli = staticmethod(from_cli)
     owner.merge, owner.unsafe_merge = merging(owner.merge), merging(owner.unsafe_merge)
+
     def merge_with(self: Any, *configs: Any) -> None:
         joined(self, *configs)
         if any(config is each for config in configs for each in words):

@@ -30,7 +30,7 @@ _SAVES = re.compile(r"\b(sav\w*|writ\w*|stor\w*|output\w*|dump\w*)\b", re.IGNORE
 _ASIDE = re.compile(
     r"(log|print|save|eval|test|val|valid|validation|cache|wandb|ddp|fsdp|hub|push|report|tensorboard|dry|use_cpu|no|"
     r"per_(device|gpu)_eval|early_stop\w*|dist|deepspeed|tpu|xla|jit|torch_compile|include|skip|ignore|dataloader|min|"
-    r"plot|show|hf|logging|checkpoint|gradient_(accumulation|checkpointing)|max_train|num_train|auto_find)(_.*)?|"
+    r"plot|show|hf|logging|checkpoint|gradient_(accumulation|checkpointing)|max_train|num_train|auto_find|always)(_.*)?|"
     r"(in|input|img|image|out|output)_?(channels?|dims?|features|planes|size|shape|h|w|height|width|ch)|"
     r"(warmup|final|end|cooldown)_lr|context_(length|size)"
 )

@@ -90,7 +90,7 @@ def findings_of(text: str, path: Path) -> TrialFindings:
     folder = path.absolute().parent
     program = ProgramCommand(words=tuple(command), booleans=space.style)
     start = program.line(_first(space.domains), {"max_t": str(space.epochs or 1), "checkpoint": "${checkpoint}"})
-    found = program_of(line_of(start), Path.cwd())
+    found = program_of(line_of(start), Path.cwd(), is_chosen=True)
     command = _with_places(command, start, found)
     source, places = _source(script_of(command)), "".join(command)
     if "${checkpoint}" not in places and not re.search("RUBBERBAND_CHECKPOINT|get_checkpoint", source):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.running.programs.parsers import ProgramOption
+from rubberband.running.ranges import REQUIRED, rank_of
 
 _EXEC = re.compile(r"exec\(\s*open\(\s*(['\"])(.+?)\1")
 _TYPES = ("float", "int")
@@ -63,14 +64,13 @@ def _arguments(tree: ast.Module) -> list[ProgramOption]:
     found = dict[int, ProgramOption]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            value, default = node.value, None
-            if isinstance(value, ast.IfExp) and isinstance(value.orelse, ast.Constant):
-                value, default = value.body, value.orelse.value
-            kind, inner = _converted(value)
+            kind, inner = _converted(node.value)
+            default = None
+            if isinstance(node.value, ast.IfExp) and isinstance(node.value.orelse, ast.Constant):
+                (kind, inner), default = _converted(node.value.body), node.value.orelse.value
             if (index := _index(inner)) is not None:
-                found[index] = ProgramOption(
-                    name=node.targets[0].id.lower(), type=kind, default=default, required=default is None
-                )
+                name = node.targets[0].id.lower()
+                found[index] = ProgramOption(name=name, type=kind, default=default, required=True)
     read = [index for node in ast.walk(tree) if (index := _index(node)) is not None]
     slices = [node for node in ast.walk(tree) if _is_argv(node)]
     is_known = sorted(found) == list(range(1, len(found) + 1)) and set(read) == set(found)
@@ -111,9 +111,16 @@ def _variables(sources: Sequence[str]) -> list[ProgramOption]:
                     continue
                 name, default = read
                 with suppress(ValueError, TypeError):
-                    value = {"int": int, "float": float}.get(kind, str)(default) if default is not None else None
+                    is_needed = default is REQUIRED and rank_of(name) is not None
+                    convert = {"int": int, "float": float}.get(kind, str)
                     found[name] = ProgramOption(
-                        name=name.lower(), flags=(name,), form="env", type=kind, default=value
+                        name=name.lower(),
+                        flags=(name,),
+                        form="env",
+                        level=-1,
+                        type=kind,
+                        default=None if default in (REQUIRED, None) else convert(default),
+                        required=is_needed,
                     )
     return list(found.values())
 
@@ -122,11 +129,10 @@ def _variable(node: ast.AST) -> tuple[str, Any] | None:
     """Return the name and the default of `os.environ["LR"]`, `os.environ.get("LR", "0.1")` and `os.getenv`."""
     match node:
         case ast.Subscript(value=owner, slice=ast.Constant(value=str() as name)) if _is_environ(owner):
-            return name, None
-        case ast.Call(func=function, args=[ast.Constant(value=str() as name), *rest]) if (
-            getattr(function, "attr", getattr(function, "id", "")) == "getenv"
-            or (getattr(function, "attr", "") == "get" and _is_environ(getattr(function, "value", None)))
-        ):
+            return name, REQUIRED
+        case ast.Call(func=function, args=[ast.Constant(value=str() as name), *rest]) if getattr(
+            function, "attr", getattr(function, "id", "")
+        ) == "getenv" or (getattr(function, "attr", "") == "get" and _is_environ(getattr(function, "value", None))):
             return name, rest[0].value if rest and isinstance(rest[0], ast.Constant) else None
     return None
 
