@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rubberband.running.first_file import MOST, TrialFindings, is_maximised, name_of
-from rubberband.running.programs import options, sweeps
+from rubberband.running.programs import objectives, options, sweeps
 from rubberband.running.programs.options import booleans_of, program_of
 from rubberband.values.command import script_of
 
@@ -17,6 +17,7 @@ __all__ = ["booleans_of", "findings_of", "is_program"]
 
 _READERS: tuple[tuple[Callable[[str], bool], Callable[[str, Path], TrialFindings]], ...] = (
     (sweeps.is_sweep, sweeps.findings_of),
+    (objectives.is_objective, objectives.findings_of),
 )
 """Whether a text is of one kind -> its findings; another text is a program."""
 

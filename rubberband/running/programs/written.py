@@ -46,8 +46,14 @@ def written(domain: Any) -> str:
     if isinstance(domain, Domain):
         words = domain.to_words()
         words.pop("base", None)
-        return flow(words)
+        return _indented(words) if domain.sub_spaces else flow(words)
     return flow(choice([domain]).to_words() if isinstance(domain, Mapping) else domain)
+
+
+def _indented(words: Mapping[str, Any]) -> str:
+    """Return a choice whose options have parameters of their own, on lines below its name in the space."""
+    text = yaml.dump(words, Dumper=Dumper, default_flow_style=None, width=1_000_000, sort_keys=False)
+    return "\n" + "\n".join(f"      {line}" for line in text.splitlines())
 
 
 def schedule_of(words: Mapping[str, Any], comment: str = "", *, trials: int = 0) -> Schedule:

@@ -1,0 +1,329 @@
+"""Runs an objective of Optuna as a program: `python -m rubberband.objective study.py:objective '{"lr": 0.1}'`.
+
+The objective gets a trial that answers `suggest_…` from the configuration, and reports `trial.report` as iterations.
+With `--space FD` it is called again and again, up to its first report, and its parameters are written to that file.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import json
+import math
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rubberband.executor.training.reporting import report
+
+LIMIT_S = 60.0
+"""Time in which the parameters of an objective are found."""
+_QUIET_S = (5.0, 2.0)
+"""Least time after its last `suggest_…` at which an objective is taken to train: in its first call, in the others."""
+_MOST_RUNS = 200
+
+
+def main(words: Sequence[str]) -> None:
+    """Run an objective, or find its space."""
+    given = list(words)
+    maximizes = given[0] == "--maximize"
+    given = given[maximizes:]
+    space = int(given[1]) if given[0] == "--space" else None
+    given = given if space is None else given[2:]
+    path, _, name = given[0].rpartition(":")
+    if space is not None:
+        with os.fdopen(space, "w") as answer:
+            for run in _explore(_objective(path, name), maximizes):
+                print(json.dumps(run), file=answer, flush=True)
+        os._exit(0)
+    config = json.loads(given[1] if len(given) > 1 else os.environ["RUBBERBAND_CONFIG"])
+    trial = Trial(config, maximizes)
+    value = _objective(path, name)(trial)
+    if isinstance(value, list | tuple):
+        _end(f"{name} returned {len(value)} values; return the one that ranks trials")
+    if not isinstance(value, int | float) and not hasattr(value, "item"):
+        _end(f"{name} returned {value!r}, which is no number")
+    if trial.latest != float(value):
+        report({"value": float(value)})
+
+
+def _end(line: str) -> NoReturn:
+    raise SystemExit(f"rubberband: {line}")
+
+
+def _objective(path: str, name: str) -> Callable[[Any], Any]:
+    """Import a file without the part below `if __name__ == "__main__":`, up to a study that it starts; return the
+    objective."""
+    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    _without_studies(name)
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except _Studies:
+        pass
+    except ValueError as error:  # of study.best_params, below a study of another objective
+        if "No trials" not in str(error):
+            raise
+    try:
+        found = module
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        _end(f"{path} has no {name} above the study that it starts; define it there")
+    if inspect.isclass(found) or not callable(found):
+        _end(f"{name} is no function; write `def objective(trial): return {name}(…)(trial)`")
+    required = [
+        each.name
+        for each in inspect.signature(found).parameters.values()
+        if each.default is each.empty and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(required) != 1:
+        rest = ", ".join(["trial", *required[1:]])
+        _end(f"{name} takes {', '.join(required) or 'nothing'}; write `def tuned(trial): return {name}({rest})`")
+    return found
+
+
+class _Studies(BaseException):
+    """The file starts its study while it is imported."""
+
+
+def _without_studies(name: str) -> None:
+    """Let a study at the top of the file end its import, and keep none in a database."""
+    try:
+        optuna: Any = importlib.import_module("optuna")
+    except ImportError:
+        return  # the file says so, if it needs it
+    create = optuna.create_study
+
+    def optimize(study: Any, func: Any, *_: Any, **__: Any) -> None:
+        if getattr(func, "__name__", name) in (name, "<lambda>"):
+            raise _Studies
+
+    def create_study(*args: Any, **options: Any) -> Any:
+        kept = {key: each for key, each in options.items() if key not in ("storage", "load_if_exists", "study_name")}
+        return create(*args, **kept)
+
+    optuna.study.Study.optimize = optimize
+    optuna.create_study = optuna.study.create_study = create_study
+
+
+class Trial:
+    """A trial of Optuna that has its values from a configuration."""
+
+    def __init__(self, config: Mapping[str, Any], maximizes: bool) -> None:
+        self.params: dict[str, Any] = {}
+        self.user_attrs: dict[str, Any] = {}
+        self.system_attrs: dict[str, Any] = {}
+        self.study = Study(maximizes)
+        run = re.match(r"rubberband-(\d+)-", os.environ.get("TORCHELASTIC_RUN_ID", ""))
+        self.number = int(run[1]) if run else 0
+        self.latest: float | None = None
+        """The value that was reported last."""
+        self._config = config
+        self._steps = set[int]()
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        return float(self._within(name, {"low": low, "high": high, "step": step, "log": log, "kind": "float"}))
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        return int(self._within(name, {"low": low, "high": high, "step": step, "log": log, "kind": "int"}))
+
+    def suggest_uniform(self, name: str, low: float, high: float) -> float:
+        return self.suggest_float(name, low, high)
+
+    def suggest_loguniform(self, name: str, low: float, high: float) -> float:
+        return self.suggest_float(name, low, high, log=True)
+
+    def suggest_discrete_uniform(self, name: str, low: float, high: float, q: float) -> float:
+        return self.suggest_float(name, low, high, step=q)
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        texts = [choice if isinstance(choice, str) else json.dumps(choice, default=repr) for choice in choices]
+        value = self._value(name, {"kind": "choice", "values": list(choices), "texts": texts})
+        as_json = [json.dumps(choice, default=repr) for choice in choices]
+        found = json.dumps(value)
+        if found in as_json:
+            at = as_json.index(found)
+        elif value in texts:  # an option that has parameters of its own has a text as name
+            at = texts.index(value)
+        else:
+            _end(
+                f"{name}={value!r} is not one of {', '.join(texts)}, the choices of suggest_categorical; run init again"
+            )
+        self.params[name] = choices[at]
+        return choices[at]
+
+    def report(self, value: float, step: int) -> None:
+        if step not in self._steps:  # as a study, which keeps the first of a step
+            self._steps.add(step)
+            self.latest = float(value)
+            report({"value": self.latest})
+
+    def should_prune(self) -> bool:
+        return False
+
+    def set_user_attr(self, key: str, value: Any) -> None:
+        self.user_attrs[key] = value
+
+    def set_system_attr(self, key: str, value: Any) -> None:
+        self.system_attrs[key] = value
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"trial.{name} is a study's, and RubberBand runs the objective without one")
+
+    def _within(self, name: str, words: dict[str, Any]) -> float:
+        value = self._value(name, words)
+        if not words["low"] <= value <= words["high"]:
+            _end(f"{name}={value} is outside {words['low']} to {words['high']}, which suggest_… has; run init again")
+        self.params[name] = value
+        return float(value) if words["kind"] == "float" else value
+
+    def _value(self, name: str, words: dict[str, Any]) -> Any:
+        if name not in self._config:
+            _end(f"the objective asks for {name}, which the experiment's space lacks; add it there")
+        return self._config[name]
+
+
+class Study:
+    """The study of a trial, as far as callbacks ask for it."""
+
+    def __init__(self, maximizes: bool) -> None:
+        self._maximizes = maximizes
+        self.user_attrs: dict[str, Any] = {}
+
+    @property
+    def direction(self) -> Any:
+        directions: Any = importlib.import_module("optuna").study.StudyDirection
+        return directions.MAXIMIZE if self._maximizes else directions.MINIMIZE
+
+    @property
+    def directions(self) -> list[Any]:
+        return [self.direction]
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"study.{name} needs the other trials, which an objective does not see in RubberBand")
+
+
+# The space.
+
+
+class _Seen(BaseException):
+    """The objective has asked for its parameters, and begins to train."""
+
+
+class _Recorder(Trial):
+    """A trial that takes down what it is asked for; numbers are at one end of their ranges."""
+
+    def __init__(self, forced: Mapping[str, int], end: str, maximizes: bool, quiet_s: float) -> None:
+        super().__init__({}, maximizes)
+        self._quiet_s = quiet_s
+        self.asked: dict[str, dict[str, Any]] = {}
+        self.chosen: dict[str, int] = {}
+        self.reports, self.asks, self.iterations = False, False, 0
+        self.until = math.inf
+        """Time from which it is taken to train."""
+        self._forced, self._at, self._began = forced, end, time.monotonic()
+
+    def _value(self, name: str, words: dict[str, Any]) -> Any:
+        if name in self.asked and self.asked[name] != words:
+            raise ValueError(f"{name} has two ranges in one trial")
+        self.asked[name] = words
+        now = time.monotonic()
+        self.until = now + max(self._quiet_s, 3 * (now - self._began))
+        if words["kind"] != "choice":
+            return words[self._at]
+        self.chosen[name] = min(self._forced.get(name, 0), len(words["values"]) - 1)
+        return json.loads(json.dumps(words["values"][self.chosen[name]], default=repr))
+
+    def report(self, value: float, step: int) -> None:
+        self.reports, self.iterations = True, _rounds(sys._getframe(1))
+        raise _Seen
+
+    def should_prune(self) -> bool:
+        self.asks = True
+        raise _Seen
+
+
+def _rounds(frame: Any) -> int:
+    """Return how often the loop around the line of a frame goes round; 0 if it is not known."""
+    with suppress(Exception):  # a loop over anything
+        lines, first = inspect.getsourcelines(frame.f_code)
+        here = frame.f_lineno - max(first, 1)
+        width = len(lines[here]) - len(lines[here].lstrip())
+        for line in reversed(lines[:here]):
+            indent = len(line) - len(line.lstrip())
+            if not line.strip() or indent >= width:
+                continue
+            width = indent
+            if re.match(r"\s*(while|def)\b", line):
+                return 0
+            if re.match(r"\s*for\b", line):
+                loop: Any = ast.parse(f"{line.strip()} pass").body[0]
+                times = next(each for each in ast.walk(loop.iter) if getattr(each, "id", "") == "range")
+                call = next(each for each in ast.walk(loop.iter) if getattr(each, "func", None) is times)
+                return len(eval(ast.unparse(call), frame.f_globals, frame.f_locals))
+    return 0
+
+
+def _explore(objective: Callable[[Any], Any], maximizes: bool) -> Iterator[dict[str, Any]]:
+    """Call the objective with each option of its choices, alone and then together; yield what each call asked for."""
+    deadline, tried = time.monotonic() + LIMIT_S, set[str]()
+    waiting: list[tuple[dict[str, int], str]] = [({}, "high"), ({}, "low"), ({}, "high")]
+    quiet_s = _QUIET_S[0]
+    while waiting and len(tried) < _MOST_RUNS and time.monotonic() < deadline:
+        waiting.sort(key=lambda each: len(each[0]))  # one option at a time first
+        forced, end = waiting.pop(0)
+        run = _recorded(objective, _Recorder(forced, end, maximizes, quiet_s), deadline)
+        quiet_s = _QUIET_S[1]
+        yield {**run, "end": end, "left": len(waiting)}
+        for name, words in run["asked"].items():
+            for option in range(len(words.get("values", ()))):
+                more = {**{key: at for key, at in run["chosen"].items() if at}, name: option}
+                text = json.dumps({key: at for key, at in more.items() if at}, sort_keys=True)
+                if option and text not in tried:
+                    tried.add(text)
+                    waiting.append((more, "high"))
+
+
+def _recorded(objective: Callable[[Any], Any], trial: _Recorder, deadline: float) -> dict[str, Any]:
+    fault = ""
+
+    def look(*_: Any) -> None:
+        if time.monotonic() > min(trial.until, deadline):
+            raise _Seen
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+    try:
+        objective(trial)
+    except _Seen:
+        pass
+    except (Exception, SystemExit) as error:
+        fault = f"{type(error).__name__}: {error}".splitlines()[0]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    asked = json.loads(json.dumps(trial.asked, default=repr))
+    return {
+        "asked": asked,
+        "chosen": trial.chosen,
+        "reports": trial.reports or trial.asks,
+        "iterations": trial.iterations,
+        "fault": fault,
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
