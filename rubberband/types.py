@@ -361,6 +361,11 @@ class ProgramDict(TypedDict, total=False):
     """Once for each worker of a gang, or (`machine`) once for each machine, for torchrun and the like."""
     booleans: BooleanDict
     """How true and false are written in the command."""
+    resume: str | Sequence[str]
+    """Words that are added where the program is started from a checkpoint, such as `--resume
+    ${checkpoint}/last.pt`."""
+    rank: bool
+    """Whether one worker has torchrun's variables too; without them, most programs train without DDP."""
 
 
 class ResourcesDict(TypedDict, total=False):

@@ -96,7 +96,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "NotifyAddress": {"url_from": "SLACK_WEBHOOK_URL", "kinds": ["done", "failed"]},
     "PointWords": {"instances": 1, "gpus": 2, "per_gpu": 64, "accumulation": 0, "step_s": 0.12},
     "ProfilesByType": {"by_instance_type": {"g5.xlarge": "g5.profile.json", "g4dn.xlarge": "g4dn.profile.json"}},
-    "Program": {"command": "python train.py --lr ${lr} --out ${checkpoint}"},
+    "Program": {"command": "python train.py --lr ${lr} --out ${checkpoint}", "resume": "--init_from=resume"},
     "QLogRandint": {"lower": 16, "upper": 1024, "q": 16, "base": 10},
     "QLogUniform": {"lower": 0.001, "upper": 1.0, "q": 0.001, "base": 10},
     "QRandint": {"lower": 16, "upper": 256, "q": 16},

@@ -27,6 +27,7 @@ from rubberband.values.command import (
     named,
     script_of,
     shell_text,
+    split,
     survives_shell,
     switch_of,
     text_of,
@@ -86,6 +87,10 @@ class Program(Words):
     """Once for each worker of a gang, or (`machine`) once for each machine, for torchrun and the like."""
     booleans: BooleanWords = BooleanWords()
     """How true and false are written in the command."""
+    resume: str | tuple[str, ...] = ()
+    """Words that are added where the program is started from a checkpoint, such as `--resume ${checkpoint}/last.pt`."""
+    rank: bool = True
+    """Whether one worker has torchrun's variables too; without them, most programs train without DDP."""
 
     @model_validator(mode="after")
     def _words(self) -> Program:
@@ -93,6 +98,10 @@ class Program(Words):
             launcher = launcher_of(words := words_of(self.command))
         except InputError as error:
             raise fault(str(error), at="command") from None
+        try:
+            split(self.resume)
+        except InputError as error:
+            raise fault(str(error), at="resume") from None
         if launcher is not None and self.launch == "worker":
             raise fault(
                 f"{launcher} starts workers itself, and would be started by each worker; write python "
@@ -106,7 +115,12 @@ class Program(Words):
         place = self.metrics
         metrics = Metrics(source=place) if isinstance(place, str) else Metrics(source="stdout", **place.model_dump())
         return ProgramCommand(
-            words=words_of(self.command), metrics=metrics, launch=self.launch, booleans=self.booleans.style
+            words=words_of(self.command),
+            metrics=metrics,
+            launch=self.launch,
+            booleans=self.booleans.style,
+            resume=split(self.resume),
+            rank=self.rank,
         )
 
     def __str__(self) -> str:
@@ -120,6 +134,8 @@ def command(
     metrics: str | Mapping[str, str] = "report",
     launch: Launch = "worker",
     booleans: Mapping[str, str] | None = None,
+    resume: str | Sequence[str] = (),
+    rank: bool = True,
 ) -> Program:
     """Return a program as a trial, for `rubberband.tune`: `command("python train.py ${args}")`.
 
@@ -130,6 +146,8 @@ def command(
         metrics: `"report"`, `"stdout"`, `{"file": …}` or `{"pattern": …}`.
         launch: `"worker"`: once for each worker of a gang; `"machine"`: once for each machine.
         booleans: `{"style": "True/False"}`, `"true/false"`, `"1/0"` or `"flag"`: how true and false are written.
+        resume: Words that are added where the program is started from a checkpoint: `"--init_from=resume"`.
+        rank: Whether one worker has torchrun's variables (`RANK` and so on) too.
 
     Returns:
         The program, in place of a trial class.
@@ -142,14 +160,14 @@ def command(
         'python train.py --lr ${lr}'
     """
     try:
-        return Program(command=line, metrics=metrics, launch=launch, booleans=booleans or {})
+        return Program(command=line, metrics=metrics, launch=launch, booleans=booleans or {}, resume=resume, rank=rank)
     except ValidationError as error:
         raise word_error(error) from None
 
 
 def check_program(program: Program, search: Search, env: Mapping[str, str]) -> None:
     """Raise the fault of a command, or of its variables, whose `${…}` do not fit the search space."""
-    words = words_of(program.command)
+    words, resume = words_of(program.command), split(program.resume)
     try:
         check_variables(env, check_names(search.space))
     except InputError as error:
@@ -162,6 +180,15 @@ def check_program(program: Program, search: Search, env: Mapping[str, str]) -> N
             _check_shell_values(text, search.space, program.booleans.style)
     except InputError as error:
         raise fault(str(error), at=("entrypoint", "command")) from None
+    try:
+        check_command(resume, check_names(search.space))
+        if resume and text is not None and (words[-1] == text or re.search(r"\$\{?[@*]", text) is None):
+            raise InputError(
+                "these words come last in the command, and its shell's text does not read them; write "
+                "[bash, -c, 'python train.py \"$@\"', train, ...]"
+            )
+    except InputError as error:
+        raise fault(str(error), at=("entrypoint", "resume")) from None
 
 
 def check_env(env: Mapping[str, str]) -> None:

@@ -86,6 +86,10 @@ class ProgramCommand:
     launch: Launch = "worker"
     booleans: str = "true/false"
     """How true and false are written, as in `Booleans`."""
+    resume: tuple[str, ...] = ()
+    """Words behind them where the program is started from a checkpoint."""
+    rank: bool = True
+    """Whether one worker has torchrun's variables too."""
     name: str = ""
     """Its name in errors; empty: its command line."""
 
@@ -95,14 +99,16 @@ class ProgramCommand:
         text = line_of(self.words)
         return text if len(text) <= 60 else f"{text[:57]}..."
 
-    def line(self, values: Mapping[str, Any], places: Mapping[str, str]) -> list[str]:
+    def line(self, values: Mapping[str, Any], places: Mapping[str, str], *, resumes: bool = False) -> list[str]:
         """Return the words to start, with the configuration's `values` and the `places` of one start.
+
+        `resumes`: whether it is a start from a checkpoint.
 
         A word that is only a parameter that this configuration lacks, as a conditional one may be, is left out with the
         option before it; so is `--name=${name}`. Raises InputError for such a parameter within another word.
         """
-        argv = list[str]()
-        for before, word in zip(("", *self.words), self.words, strict=False):
+        argv, words = list[str](), (*self.words, *(self.resume if resumes else ()))
+        for before, word in zip(("", *words), words, strict=False):
             switch = switch_of(before, word) if self.booleans == "flag" else None
             if word in _HYPHENS:
                 for name, value in values.items():
@@ -165,7 +171,7 @@ def switch_of(before: str, word: str) -> tuple[str, str] | None:
 
 def words_of(command: str | Sequence[str]) -> tuple[str, ...]:
     """Return the words of a command; a text is split as a shell does, and never given to one. Raises InputError."""
-    words = tuple(command) if not isinstance(command, str) else _split(re.sub(r"\\\r?\n", "", command).strip())
+    words = split(command)
     if not words or not words[0]:
         raise InputError("names no program; write one, such as python train.py ${args}")
     if re.fullmatch(r"[A-Za-z_]\w*=.*", words[0], re.DOTALL):
@@ -176,7 +182,11 @@ def words_of(command: str | Sequence[str]) -> tuple[str, ...]:
     return words if any("$" in word for word in words) or shell_text(words) is not None else (*words, _ARGS)
 
 
-def _split(text: str) -> tuple[str, ...]:
+def split(command: str | Sequence[str]) -> tuple[str, ...]:
+    """Return words as they are, or those of a text, as a shell splits it. Raises InputError for what a shell runs."""
+    if not isinstance(command, str):
+        return tuple(command)
+    text = re.sub(r"\\\r?\n", "", command).strip()
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:

@@ -80,13 +80,16 @@ class Trial:
         self.folder = folder
         self.store = open_store(str(folder / "store"))
         self.environment = Environment()
+        self.command: dict[str, Any] = {}
+        """Further words of the entry point."""
 
     def run(
         self, source: str, words: str = "${checkpoint}", *, metrics: Metrics | None = None, **changes: Any
     ) -> list[Any]:
         """Return all items of a segment of a program."""
         (self.folder / "train.py").write_text(textwrap.dedent(source))
-        command = ProgramCommand(words=words_of(f"{sys.executable} train.py {words}"), metrics=metrics or Metrics())
+        line = words_of(f"{sys.executable} train.py {words}")
+        command = ProgramCommand(words=line, metrics=metrics or Metrics(), **self.command)
         entrypoint = Entrypoint(
             module="", attribute="", search_path=(str(self.folder),), command=command, environment=self.environment
         )
@@ -690,6 +693,29 @@ def test_a_program_that_resumes_from_older_files_is_started_at_their_iterations(
     assert losses(later) == [(3, 1 / 3)]
     assert later[-1].saved_iterations == 1  # it has saved nothing since
     assert (trial.folder / "starts").read_text() == "0 5\n1 5\n"
+
+
+def test_words_are_added_where_a_program_is_started_from_a_checkpoint(trial: Trial) -> None:
+    source = """
+        import os, pathlib, sys, time
+        with open("starts", "a") as starts:
+            print(*sys.argv[2:], "RANK" in os.environ, "MASTER_PORT" in os.environ, file=starts)
+        begin = int(pathlib.Path(sys.argv[4]).read_text()) if len(sys.argv) > 2 else 0
+        for epoch in range(begin + 1, 9):
+            time.sleep(0.12)
+            if epoch > 1:
+                pathlib.Path(sys.argv[1], "n").write_text(str(epoch))
+            print(f"epoch {epoch} loss={1 / epoch}")
+    """
+    trial.command = {"resume": ("--from", "${iterations}", "${checkpoint}/n"), "rank": False}
+    unsaved = trial.run(source, metrics=PRINTED, until_iterations=1)[-1]
+    saved = trial.run(source, metrics=PRINTED, from_iterations=1, checkpoint=unsaved.checkpoint)[-1]
+    items = trial.run(source, metrics=PRINTED, from_iterations=2, until_iterations=3, checkpoint=saved.checkpoint)
+    assert losses(items) == [(3, 1 / 3)]
+    starts = (trial.folder / "starts").read_text().splitlines()
+    assert starts[:2] == ["False False"] * 2
+    assert starts[2].startswith("--from 2 /")
+    assert starts[2].endswith("/n False False")
 
 
 def test_a_program_reads_nothing(trial: Trial) -> None:

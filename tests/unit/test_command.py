@@ -288,6 +288,9 @@ def test_a_program_is_a_value_in_python() -> None:
     written = {"command": "bash -c 'echo loss=${lr}'", "metrics": "stdout"}
     assert Experiment(**WORDS, entrypoint=program).entrypoint == Experiment(**WORDS, entrypoint=written).entrypoint
     assert str(program) == "bash -c 'echo loss=${lr}'"
+    words = {"command": ["bash", "-c", 'train "$@"', "train"], "resume": "--init_from=resume", "rank": False}
+    given = rubberband.command(words["command"], resume=["--init_from=resume"], rank=False)
+    assert Experiment(**WORDS, entrypoint=words).entrypoint.to_plain() == given.to_plain()
     assert name_of_trial(rubberband.command("python src/train.py")) == "train"
     assert name_of_trial(rubberband.command("my_tool --fast")) == "my-tool"
     with pytest.raises(InputError, match="metrics"):

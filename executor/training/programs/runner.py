@@ -364,7 +364,7 @@ class CommandRunner(Runner):
     def _start(self) -> None:
         self._signature = signature(self._checkpoint)
         segment, place, command = self._segment, self._gang.place, self._command
-        by_worker = command.launch == "worker"
+        by_worker, alone = command.launch == "worker", place.size == 1 and not command.rank
         places = {
             "checkpoint": str(self._checkpoint),
             "iterations": str(self._state_iterations),
@@ -383,19 +383,19 @@ class CommandRunner(Runner):
             **(place.lightning_defaults() if by_worker and place.size > 1 else {}),
             **os.environ,
             **filled,
-            **(place.variables(run) if by_worker else place.address_variables()),
+            **({} if alone else place.variables(run) if by_worker else place.address_variables()),
             **({} if place.gpus is None else {"CUDA_VISIBLE_DEVICES": place.gpus}),
             "PYTHONUNBUFFERED": "1",
             LINE: str(self._place / "line"),
             CHECKPOINT: str(self._checkpoint),
             CONFIG: json.dumps(dict(segment.config)),
         }
-        given = (*command.words, *self._variables.values())
+        given = (*command.words, *command.resume, *self._variables.values())
         saves = any("${checkpoint}" in word for word in given)
         self._printed = Printed(command.metrics, segment.metric, self._checkpoint, saves=saves, took_s=self._took_s)
         if self._started_with and not any("${iterations}" in word for word in given):
             self._has_read = ReadFiles(self._checkpoint, self._place / "links", self._printed.file)
-        self._words = command.line(segment.config, places)
+        self._words = command.line(segment.config, places, resumes=self._started_with > 0)
         (output, printing), (errors, complaining) = os.pipe(), os.pipe()
         self._program = GuardedProcess(self._words, environment, self._folder, printing, complaining, forks=self.forks)
         self._printed.watch(self._program, (output, errors))
