@@ -40,6 +40,11 @@ def init(
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Try one iteration, to find its metric and its duration.")
     ] = True,
+    patch: Annotated[
+        bool,
+        typer.Option("--patch", help="Print a diff that gives the script TRIAL lines of checkpoint, and end."),
+    ] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="With --patch: write the patched script beside it.")] = False,
 ) -> None:
     """Write an experiment file for a trial.
 
@@ -53,6 +58,9 @@ def init(
     from rubberband.features import parts
     from rubberband.running.first_file import text_of
 
+    if patch or apply:
+        _patch(trial, apply=apply)
+        return
     path = file or Path(DEFAULT_FILE)
     is_file = trial is not None and file is None and ":" not in trial
     if trial is not None and is_file and not any(programs.is_program(trial) for programs in parts("programs")):
@@ -73,6 +81,26 @@ def init(
             made.unlink()
         raise
     _conclude(found, path)
+
+
+def _patch(script: str | None, *, apply: bool) -> None:
+    """Print the lines of checkpoint for a script, or write it with them. Raises InputError where none are known."""
+    from rubberband.features import parts
+
+    if script is None:
+        raise InputError("--patch needs the script: rubberband init --patch train.py")
+    for programs in parts("programs"):
+        try:
+            found = programs.patch_of(script)
+        except InputError as error:
+            print(getattr(error, "lines", ""), end="")
+            raise
+        if apply:
+            _write(found.copy, found.after)
+        else:
+            print(found.diff, end="")
+        how = f"use {found.copy} in the command" if apply else f"write it: rubberband init --patch {script} --apply"
+        print(f"With these lines {found.remark}. Next: {how}", file=sys.stderr)
 
 
 def _require_new(path: Path) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 from rubberband.running.first_file import MOST, TrialFindings, is_maximised, name_of
 from rubberband.running.programs import objectives, options, sweeps
 from rubberband.running.programs.options import booleans_of, program_of
+from rubberband.running.programs.patches import patch_of
 from rubberband.values.command import script_of
 
-__all__ = ["booleans_of", "findings_of", "is_program"]
+__all__ = ["booleans_of", "findings_of", "is_program", "patch_of"]
 
 
 _READERS: tuple[tuple[Callable[[str], bool], Callable[[str, Path], TrialFindings]], ...] = (

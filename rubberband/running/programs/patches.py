@@ -1,0 +1,384 @@
+"""Lines of checkpoint for a script that has none: `rubberband init --patch train.py`.
+
+The lines save below `RUBBERBAND_CHECKPOINT` alone, so the script runs on its own as before. Nothing of it is run.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from rubberband.errors import InputError
+from rubberband.running.programs.training_loops import TrainingLoop, calls_in, dotted, range_of, training_loop
+from rubberband.values.command import script_of
+
+PAGE = "docs/commands.md#the-patch"
+BY_HAND = """\
+    folder = os.environ.get("RUBBERBAND_CHECKPOINT")  # not set where the script runs on its own
+    saved = torch.load(f"{folder}/state.pt") if folder and os.path.exists(f"{folder}/state.pt") else {}
+    if saved: model.load_state_dict(saved["model"]); optimizer.load_state_dict(saved["optimizer"])
+    for epoch in range(saved.get("epoch", 0), epochs):
+        ...
+        if folder: torch.save({"epoch": epoch + 1, "model": model.state_dict(), ...}, f"{folder}/state.pt")
+        print(...)  # the line with the metric, right after the save
+"""
+"""The lines, where a loop is not recognised."""
+
+
+class UnknownLoop(InputError):
+    """No training is recognised in a script; `lines` are those to write by hand."""
+
+    lines = BY_HAND
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A script with lines of checkpoint."""
+
+    path: Path
+    before: str
+    after: str
+    remark: str
+    """How it resumes."""
+
+    @property
+    def diff(self) -> str:
+        """The unified diff, as `patch` takes it."""
+        pair = (self.before.splitlines(keepends=True), self.after.splitlines(keepends=True))
+        return "".join(difflib.unified_diff(*pair, self.path.name, self.path.name))
+
+    @property
+    def copy(self) -> Path:
+        """Path of the copy that `--apply` writes."""
+        return self.path.with_name(f"{self.path.stem}_resumable.py")
+
+
+def patch_of(program: str) -> Patch:
+    """Return the patch of a script, or of a command line with one.
+
+    Raises InputError, with the lines to write by hand, for one whose training is not recognised.
+    """
+    words = shlex.split(program)
+    path = Path(program if Path(program).is_file() else script_of(words) or words[-1])
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read ({error}); give a Python script: init --patch train.py") from None
+    if path.suffix != ".py":
+        inner = re.findall(r"[\w./-]+\.py\b", text)
+        which = f"it starts {inner[0]}: rubberband init --patch {inner[0]}" if inner else "give the script that trains"
+        raise InputError(f"{path} is no Python script; {which}")
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise InputError(f"{path} cannot be parsed (line {error.lineno}: {error.msg})") from None
+    if "RUBBERBAND_CHECKPOINT" in text or "get_checkpoint" in text:
+        raise InputError(f"{path} uses RubberBand's checkpoint already: nothing to patch")
+    return _Patching(path, text, tree).patched()
+
+
+class _Patching:
+    def __init__(self, path: Path, text: str, tree: ast.Module) -> None:
+        self.path, self.text, self.tree = path, text, tree
+        self.lines = text.splitlines(keepends=True)
+        if self.lines and not self.lines[-1].endswith("\n"):
+            self.lines[-1] += "\n"
+        names = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}
+        self.folder = "folder" if "folder" not in names else "rubberband_folder"
+        self.saved = "saved" if "saved" not in names else "rubberband_saved"
+        self.file = "state_file" if "state_file" not in names else "rubberband_file"
+        self.imports = {alias.name for each in ast.walk(tree) if isinstance(each, ast.Import) for alias in each.names}
+        self.imports -= {
+            alias.name
+            for each in ast.walk(tree)
+            if isinstance(each, ast.Import)
+            for alias in each.names
+            if alias.asname
+        }
+        self.froms = {each.module or "" for each in ast.walk(tree) if isinstance(each, ast.ImportFrom)}
+        self.needed: list[str] = []
+
+    def patched(self) -> Patch:
+        modules = {name.partition(".")[0] for name in (*self._all_imports(), *self.froms)}
+        makers = {name: dotted(value) for name, value in self._made()}
+        trainer = next((name for name, made in makers.items() if re.search(r"(^|\.)\w*Trainer$", made)), None)
+        accelerator = next((name for name, made in makers.items() if re.search(r"(^|\.)Accelerator$", made)), None)
+        if trainer and "transformers" in modules | {"trl"} & modules:
+            remark = self._of_trainer(trainer)
+        elif trainer and modules & {"lightning", "pytorch_lightning"}:
+            remark = self._of_lightning(trainer)
+        else:
+            found = training_loop(self.tree)
+            if found is None or found.loop.body[0].lineno == found.loop.lineno:
+                raise self._refused(modules)
+            if accelerator is not None:
+                remark = self._of_accelerate(found, accelerator)
+            elif "torch" in modules and found.models and found.others:
+                remark = self._of_torch(found)
+            elif (found.values or found.fitted) and "backward(" not in self.text:
+                remark = self._of_python(found)
+            else:
+                raise self._refused(modules)
+        self._import()
+        return Patch(self.path, self.text, "".join(self.lines), remark)
+
+    def _refused(self, modules: set[str]) -> InputError:
+        if modules & {"keras", "tensorflow"}:
+            why = (
+                "Keras saves by itself: pass callbacks=[keras.callbacks.BackupAndRestore("
+                "os.environ['RUBBERBAND_CHECKPOINT'], delete_checkpoint=False)] to fit"
+            )
+            return InputError(f"{self.path}: {why} ({PAGE})")
+        return UnknownLoop(
+            f"{self.path}: no loop over epochs is recognised (for epoch in range(…), with the training and the line of "
+            f"the metric in it); write the lines above by hand, see {PAGE}"
+        )
+
+    def _all_imports(self) -> list[str]:
+        return [alias.name for each in ast.walk(self.tree) if isinstance(each, ast.Import) for alias in each.names]
+
+    def _made(self) -> list[tuple[str, ast.expr]]:
+        found: list[tuple[str, ast.expr]] = []
+        for each in ast.walk(self.tree):
+            if isinstance(each, ast.Assign) and isinstance(each.value, ast.Call):
+                found += [(name, each.value) for target in each.targets if (name := dotted(target))]
+        return found
+
+    # The lines of each kind
+
+    def _folder_line(self) -> str:
+        self._need("os")
+        return f'{self.folder} = os.environ.get("RUBBERBAND_CHECKPOINT")'
+
+    def _of_torch(self, found: TrainingLoop) -> str:
+        """A loop in plain PyTorch, also in DDP: rank 0 saves."""
+        is_parallel = bool(re.search(r"DistributedDataParallel|DataParallel", self.text))
+        is_gang = "init_process_group" in self.text or "DistributedDataParallel" in self.text
+        inner = {name: f'getattr({name}, "module", {name})' if is_parallel else name for name in found.models}
+        objects = inner | {name: name for name in found.others}
+        entries = [f'"{name}": {path}.state_dict()' for name, path in objects.items()]
+        restore = [f'{path}.load_state_dict({self.saved}["{name}"])' for name, path in objects.items()]
+        values, restored = self._values(found)
+        rng, again = ([], []) if is_gang else self._random(torch=True)
+        self._need("torch") if "torch" not in self.imports else None
+        load = f'torch.load({self.file}, map_location="cpu", weights_only=False)'
+        head = [
+            self._folder_line(),
+            f'{self.file} = f"{{{self.folder}}}/state.pt"',
+            f"{self.saved} = {load} if {self.folder} and os.path.exists({self.file}) else {{}}",
+            f"if {self.saved}:",
+            *(f"    {line}" for line in (*restore, *restored, *again)),
+        ]
+        says_rank = "rank" in found.condition or "main_process" in found.condition
+        only = "" if says_rank else ' and int(os.environ.get("RANK", 0)) == 0' if is_gang else ""
+        content = ", ".join([*self._epoch(found), *entries, *values, *rng])
+        new = f'{self.file} + ".new"'
+        body = [f"torch.save({{{content}}}, {new})", f"os.replace({new}, {self.file})"]
+        self._insert(found, head, body, only)
+        return (
+            "it resumes; a gang's random numbers are others then" if is_gang else "it resumes with its random numbers"
+        )
+
+    def _of_python(self, found: TrainingLoop) -> str:
+        """A loop in numpy, scikit-learn or plain Python."""
+        self._need("pickle")
+        load = f'pickle.load(open({self.file}, "rb"))'
+        values, restored = self._values(found)
+        objects = [f'"{name}": {name}' for name in found.fitted]
+        rng, again = self._random(torch=False)
+        head = [
+            self._folder_line(),
+            f'{self.file} = f"{{{self.folder}}}/state.pickle"',
+            f"{self.saved} = {load} if {self.folder} and os.path.exists({self.file}) else {{}}",
+            f"if {self.saved}:",
+            *(f"    {line}" for line in ([f'{n} = {self.saved}["{n}"]' for n in found.fitted] + restored + again)),
+        ]
+        content = ", ".join([*self._epoch(found), *objects, *values, *rng])
+        new = f'{self.file} + ".new"'
+        body = [
+            f'with open({new}, "wb") as file:',
+            f"    pickle.dump({{{content}}}, file)",
+            f"os.replace({new}, {self.file})",
+        ]
+        self._insert(found, head, body, "")
+        return "it resumes with its random numbers"
+
+    def _of_accelerate(self, found: TrainingLoop, accelerator: str) -> str:
+        """A loop of Accelerate, which saves models, optimizers, schedulers and random numbers itself."""
+        if not isinstance(found.loop, ast.For):
+            raise self._refused(set())
+        self._need("shutil")
+        first, step = self._range(found.loop)
+        name = found.loop.target.id  # type: ignore[attr-defined]
+        values, restored = self._values(found)
+        place = f'f"{{{self.folder}}}/{{{self.saved}}}'
+        head = [
+            self._folder_line(),
+            f"{self.saved} = max(map(int, os.listdir({self.folder})), default=None) if {self.folder} else None",
+            f"if {self.saved} is not None:",
+            f'    {accelerator}.load_state({place}")',
+        ]
+        after = f"{name} + {step}" if found.is_begun else name
+        body = [f'{accelerator}.save_state(f"{{{self.folder}}}/{{{after}}}")']
+        if values:
+            self._need("torch")
+            head.append(f'    values = torch.load({place}/values.pt", weights_only=False)')
+            head += [f"    {line.replace(f'{self.saved}[', 'values[')}" for line in restored]
+            body.append(f'torch.save({{{", ".join(values)}}}, f"{{{self.folder}}}/{{{after}}}/values.pt")')
+        last = name if found.is_begun else f"{name} - {step}"
+        body.append(f'shutil.rmtree(f"{{{self.folder}}}/{{{last}}}", ignore_errors=True)')
+        self._insert(found, head, body, "", f"{first} if {self.saved} is None else {self.saved}")
+        return "it resumes with its random numbers, on one worker"
+
+    def _of_trainer(self, trainer: str) -> str:
+        """The Trainer of Hugging Face, which resumes from the last checkpoint in its folder."""
+        call = self._call(trainer, "train")
+        self.needed.append("from transformers.trainer_utils import get_last_checkpoint")
+        args = f"{trainer}.args.output_dir, {trainer}.args.save_strategy, {trainer}.args.save_total_limit"
+        head = [self._folder_line(), f"if {self.folder}:", f'    {args} = {self.folder}, "epoch", 1']
+        resume = f"get_last_checkpoint({self.folder}) if {self.folder} else None"
+        self._with_keyword(call, "resume_from_checkpoint", resume, head)
+        return "it resumes with its random numbers"
+
+    def _of_lightning(self, trainer: str) -> str:
+        """The Trainer of Lightning, with a checkpoint after each epoch."""
+        call = self._call(trainer, "fit")
+        package = (
+            "pytorch_lightning"
+            if any("pytorch_lightning" in name for name in (*self.imports, *self.froms, *self._all_imports()))
+            else "lightning.pytorch"
+        )
+        self.needed.append(f"from {package}.callbacks import ModelCheckpoint")
+        last = f'f"{{{self.folder}}}/last.ckpt"'
+        head = [
+            self._folder_line(),
+            f"if {self.folder}:",
+            f'    {trainer}.callbacks.append(ModelCheckpoint({self.folder}, "last", enable_version_counter=False))',
+        ]
+        self._with_keyword(call, "ckpt_path", f"{last} if {self.folder} and os.path.exists({last}) else None", head)
+        return "it resumes; other random numbers"
+
+    # Parts of lines
+
+    def _values(self, found: TrainingLoop) -> tuple[list[str], list[str]]:
+        entries = [f'"{name}": {name}' for name in found.values]
+        return entries, [f'{name} = {self.saved}["{name}"]' for name in found.values]
+
+    def _random(self, *, torch: bool) -> tuple[list[str], list[str]]:
+        """Return the entries of random states, and the lines that set them."""
+        numpy = next(
+            (
+                alias.asname or alias.name
+                for each in ast.walk(self.tree)
+                if isinstance(each, ast.Import)
+                for alias in each.names
+                if alias.name == "numpy"
+            ),
+            None,
+        )
+        states = [("torch.get_rng_state()", "torch.set_rng_state({})")] if torch else []
+        if torch and "cuda" in self.text:
+            states.append(("torch.cuda.get_rng_state_all()", "torch.cuda.set_rng_state_all({})"))
+        if numpy and re.search(rf"\b{numpy}\.random\.(?!default_rng|RandomState|Generator)", self.text):
+            states.append((f"{numpy}.random.get_state()", f"{numpy}.random.set_state({{}})"))
+        if "random" in self.imports:
+            states.append(("random.getstate()", "random.setstate({})"))
+        if not states:
+            return [], []
+        sets = [each.format(f'{self.saved}["random"][{number}]') for number, (_, each) in enumerate(states)]
+        return [f'"random": ({"".join(f"{get}, " for get, _ in states).rstrip()})'], sets
+
+    def _epoch(self, found: TrainingLoop) -> list[str]:
+        if isinstance(found.loop, ast.While):
+            return []
+        _, step = self._range(found.loop)
+        name = found.loop.target.id  # type: ignore[attr-defined]
+        return [f'"epoch": {name} + {step}' if found.is_begun else f'"epoch": {name}']
+
+    def _range(self, loop: ast.For) -> tuple[str, str]:
+        """Return the first value of a loop and its step, as they are written."""
+        call = range_of(loop)
+        assert call is not None, "only such loops are found"
+        written = [ast.unparse(each) for each in call.args]
+        return (written[0] if len(written) > 1 else "0"), (written[2] if len(written) > 2 else "1")
+
+    # Edits, from the end of the file to its begin, so that the numbers of earlier lines stay
+
+    def _insert(self, found: TrainingLoop, head: list[str], body: list[str], only: str, first: str = "") -> None:
+        loop = found.loop
+        place = found.before or found.after
+        assert place is not None, "a loop that is found prints"
+        inner = " " * loop.body[0].col_offset
+        also = f" and ({found.condition})" if found.condition else ""
+        save = [f"{inner}if {self.folder}{only}{also}:\n", *(f"{inner}    {line}\n" for line in body)]
+        at = place.lineno - 1 if found.before is not None else (place.end_lineno or place.lineno)
+        self.lines[at:at] = save
+        if isinstance(loop, ast.For):
+            self._with_first(loop, first or f'{self.saved}.get("epoch", {self._range(loop)[0]})')
+        outer = " " * loop.col_offset
+        self.lines[loop.lineno - 1 : loop.lineno - 1] = [f"{outer}{line}\n" for line in head]
+
+    def _with_first(self, loop: ast.For, first: str) -> None:
+        """Let the range of a loop begin at another value."""
+        call = range_of(loop)
+        assert call is not None, "only such loops are found"
+        argument = call.args[0]
+        if len(call.args) > 1:
+            self._replace(argument, first)
+        else:
+            self._replace(argument, f"{first}, {ast.get_source_segment(self.text, argument)}")
+
+    def _replace(self, node: ast.expr, text: str) -> None:
+        assert node.end_lineno is not None, "a parsed node has it"
+        assert node.end_col_offset is not None, "a parsed node has it"
+        begin, end = self.lines[node.lineno - 1].encode(), self.lines[node.end_lineno - 1].encode()
+        line = begin[: node.col_offset].decode() + text + end[node.end_col_offset :].decode()
+        self.lines[node.lineno - 1 : node.end_lineno] = line.splitlines(keepends=True)
+
+    def _call(self, owner: str, method: str) -> ast.Call:
+        calls = [each for each in calls_in(self.tree) if dotted(each.func) == f"{owner}.{method}"]
+        if not calls:
+            raise InputError(f"{self.path}: {owner}.{method}() is not found; see {PAGE}")
+        return calls[-1]
+
+    def _with_keyword(self, call: ast.Call, keyword: str, value: str, head: list[str]) -> None:
+        """Give a keyword to a call, and write lines before its statement."""
+        statement = next(
+            each
+            for each in ast.walk(self.tree)
+            if isinstance(each, ast.stmt) and not hasattr(each, "body") and call in ast.walk(each)
+        )
+        given = next((each for each in call.keywords if each.arg == keyword), None)
+        if given is not None:
+            self._replace(given.value, value)
+        else:
+            text = ast.get_source_segment(self.text, call)
+            assert text is not None, "a call has its text"
+            inside = text.rstrip()[:-1].rstrip()
+            comma = "" if inside.endswith(("(", ",")) else ", "
+            self._replace(call, f"{inside}{comma}{keyword}={value})")
+        outer = " " * statement.col_offset
+        self.lines[statement.lineno - 1 : statement.lineno - 1] = [f"{outer}{line}\n" for line in head]
+
+    def _need(self, module: str) -> None:
+        if module not in self.imports and f"import {module}" not in self.needed:
+            self.needed.append(f"import {module}")
+
+    def _import(self) -> None:
+        """Write the imports that the lines need before the first one of the script."""
+        first = next(
+            (
+                each
+                for each in self.tree.body
+                if isinstance(each, ast.Import | ast.ImportFrom) and getattr(each, "module", "") != "__future__"
+            ),
+            None,
+        )
+        at = first.lineno - 1 if first is not None else 0
+        self.lines[at:at] = [
+            f"{line}\n" for line in sorted(self.needed, key=lambda line: (line.startswith("from"), line))
+        ]

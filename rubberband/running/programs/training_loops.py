@@ -1,0 +1,295 @@
+"""The training loop of a script, by its syntax tree: what it trains, what it carries from one epoch to the next."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+Scope = ast.Module | ast.FunctionDef
+Loop = ast.For | ast.While
+
+_EPOCHS = re.compile(r"epoch|^ep$|round", re.IGNORECASE)
+_TRAINS = ("backward", "partial_fit", "manual_backward")
+_STEPS = ("step", *_TRAINS)
+_PRINTS = ("print", "report", "write", "info", "log", "log_metrics", "set_postfix")
+_OPTIMIZER = re.compile(r"(^|\.)(optim\.\w+|Adam\w*|SGD|RMSprop|Adagrad|Adadelta|LBFGS|NAdam|RAdam|Lion|Adafactor)$")
+_SCHEDULER = re.compile(r"lr_scheduler\.|(LR|Restarts|Plateau|scheduler\w*)$")
+_SCALER = re.compile(r"GradScaler$")
+_EMA = re.compile(r"(^|\.)(\w*EMA|\w*Ema|AveragedModel)$")
+_MODEL = re.compile(
+    r"model|net(work)?[A-Z]?$|encoder|decoder|generator|discriminator|actor|critic|policy", re.IGNORECASE
+)
+_OF_MODELS = re.compile(r"name|path|dir|file|args|config|type|size|save|load", re.IGNORECASE)
+_RANDOM = re.compile(r"(default_rng|RandomState|random\.Random)$")
+
+
+@dataclass(slots=True)
+class TrainingLoop:
+    """The loop over epochs, and the objects whose state it changes."""
+
+    loop: Loop
+    models: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    """Optimizers, schedulers, scalers and averages: all that have a `state_dict`."""
+    values: list[str] = field(default_factory=list)
+    """Numbers, lists and arrays that an epoch takes from the one before."""
+    fitted: list[str] = field(default_factory=list)
+    """Models of scikit-learn, and generators of random numbers."""
+    before: ast.stmt | None = None
+    """The statement before which a save belongs, as it prints the metric when nothing is left to train."""
+    after: ast.stmt | None = None
+    """The statement after which a save belongs, where none is to be before one."""
+    condition: str = ""
+    """Under which the metric is printed; empty: in each pass."""
+    is_begun: bool = True
+    """Whether the pass of the loop has trained where the save is."""
+
+
+def dotted(node: ast.expr) -> str:
+    """Return `a.b.c` of an expression, and of what is called; empty for others."""
+    if isinstance(node, ast.Call):
+        return dotted(node.func)
+    if isinstance(node, ast.Attribute):
+        return f"{start}.{node.attr}" if (start := dotted(node.value)) else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def calls_in(node: ast.AST) -> Iterator[ast.Call]:
+    """Yield the calls within a node."""
+    return (each for each in ast.walk(node) if isinstance(each, ast.Call))
+
+
+def training_loop(tree: ast.Module) -> TrainingLoop | None:
+    """Return the loop over epochs of a script; None where none is found."""
+    program = _Program(tree)
+    found = [(program.score(loop), scope, loop) for scope, loop in program.loops()]
+    best = max(found, key=lambda each: each[0], default=None)
+    if best is None or best[0] < 2:
+        return None
+    return program.described(best[1], best[2])
+
+
+class _Program:
+    def __init__(self, tree: ast.Module) -> None:
+        self.tree = tree
+        self.functions = {
+            each.name: each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        self.classes = [each for each in tree.body if isinstance(each, ast.ClassDef)]
+        self._known: dict[tuple[str, int], bool] = {}
+
+    def loops(self) -> Iterator[tuple[Scope, Loop]]:
+        """Yield the outermost loops of the module and of each function."""
+        for scope in (self.tree, *self.functions.values()):
+            for loop in self._outermost(scope.body):
+                yield scope, loop  # type: ignore[misc]
+
+    def _outermost(self, body: Sequence[ast.stmt]) -> Iterator[Loop]:
+        for each in body:
+            if isinstance(each, ast.For | ast.While):
+                yield each
+            elif not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                for name in ("body", "orelse", "finalbody", "handlers"):
+                    for inner in getattr(each, name, ()):
+                        yield from self._outermost(inner.body if isinstance(inner, ast.ExceptHandler) else [inner])
+
+    def score(self, loop: Loop) -> int:
+        """Return how much a loop looks like that over epochs: 2 and more is one."""
+        if isinstance(loop, ast.For):
+            if not isinstance(loop.target, ast.Name) or range_of(loop) is None:
+                return 0
+            is_named = bool(_EPOCHS.search(loop.target.id))
+        else:
+            names = [each.id for each in ast.walk(loop.test) if isinstance(each, ast.Name)]
+            is_named = any(map(_EPOCHS.search, names))
+        trains = self.reaches(loop, lambda call: _method(call) in _TRAINS)
+        fits = any(re.search("train|fit", _method(call), re.IGNORECASE) for call in calls_in(loop))
+        prints = self.reaches(loop, _is_print)
+        return 2 * is_named + 2 * trains + fits + prints if prints else 0
+
+    def reaches(self, node: ast.AST, wanted: Callable[[ast.Call], bool], depth: int = 4) -> bool:
+        """Whether a call like that is in a node, or in a function of the script that it calls."""
+        for call in calls_in(node):
+            if wanted(call):
+                return True
+            function = self.functions.get(_method(call))
+            if function is not None and depth and function is not node and self.reaches(function, wanted, depth - 1):
+                return True
+        return False
+
+    def described(self, scope: Scope, loop: Loop) -> TrainingLoop:
+        """Return what a loop changes, and where its state is saved."""
+        found = TrainingLoop(loop)
+        assigned = self._assigned(scope, loop)
+        source = {name: dotted(value) if isinstance(value, ast.Call) else "" for name, value in assigned.items()}
+        users = {dotted(call.func) for call in calls_in(self.tree)}
+        for name, made in source.items():
+            bare = name.removeprefix("self.")
+
+            def has(method: str, name: str = name) -> bool:
+                return f"{name}.{method}" in users
+
+            if (
+                _OPTIMIZER.search(made)
+                or (has("zero_grad") and has("step"))
+                or _SCALER.search(made)
+                or (_SCHEDULER.search(made) and ("sched" in bare.lower() or has("step")))
+            ):
+                found.others.append(name)
+            elif _EMA.search(made):
+                found.models.append(name)
+            elif _RANDOM.search(made) or has("partial_fit"):
+                found.fitted.append(name)
+            elif (
+                has("parameters")
+                or (made and has("state_dict"))
+                or (_is_model(bare) and {name, f"{name}.train"} & users)
+            ):
+                found.models.append(name)
+        known = {*found.models, *found.others, *found.fitted}
+        found.values = [name for name in self._carried(scope, loop, assigned) if name not in known]
+        self._place(found, known)
+        return found
+
+    def _assigned(self, scope: Scope, loop: Loop) -> dict[str, ast.expr | None]:
+        """Return the names that the loop can see -> the value that each has got last before it."""
+        found: dict[str, ast.expr | None] = {}
+        for each in self.tree.body if isinstance(scope, ast.FunctionDef) else ():
+            found |= _targets(each)
+        if isinstance(scope, ast.FunctionDef):
+            arguments = scope.args
+            found |= {each.arg: None for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+            owner = next((each for each in self.classes if scope in each.body), None)
+            if owner is not None:
+                of_self = (_targets(each) for method in owner.body for each in ast.walk(method))
+                found |= {name: value for some in of_self for name, value in some.items() if name.startswith("self.")}
+        for each in _own_statements(scope):
+            if each.lineno < loop.lineno:
+                found |= {name: value for name, value in _targets(each).items() if not name.startswith("self.")}
+        return found
+
+    def _carried(self, scope: Scope, loop: Loop, assigned: dict[str, ast.expr | None]) -> list[str]:
+        """Return names that have a value before the loop, and get another one within it."""
+        changed: dict[str, None] = {}
+        bodies: list[ast.AST] = [loop]
+        if isinstance(scope, ast.Module):
+            bodies += [each for each in self.functions.values() if any(isinstance(g, ast.Global) for g in each.body)]
+        shared = {name for body in bodies[1:] for g in ast.walk(body) if isinstance(g, ast.Global) for name in g.names}
+        for body in bodies:
+            for each in ast.walk(body):
+                names = [name for name in _targets(each) if body is loop or name in shared]
+                if isinstance(each, ast.AugAssign | ast.Assign):
+                    targets = [each.target] if isinstance(each, ast.AugAssign) else each.targets
+                    names += [dotted(one.value) for one in targets if isinstance(one, ast.Subscript)]
+                if isinstance(each, ast.Call) and _method(each) in ("append", "extend") and body is loop:
+                    names.append(dotted(each.func).rpartition(".")[0])
+                changed |= dict.fromkeys(names)
+        local = _locals_before(scope, loop)
+        target = loop.target.id if isinstance(loop, ast.For) and isinstance(loop.target, ast.Name) else ""
+        return [
+            name
+            for name in changed
+            if name in assigned and name != target and (name in local or name.startswith("self."))
+        ]
+
+    def _place(self, found: TrainingLoop, known: set[str]) -> None:
+        """Find the place of a save: beside the line of the metric, and where the state is whole."""
+        body = found.loop.body
+
+        def changes(each: ast.stmt) -> bool:
+            carried = any(name in found.values for inner in ast.walk(each) for name in _targets(inner))
+            fits = any(dotted(call.func).rpartition(".")[0] in found.fitted for call in calls_in(each))
+            trains = self.reaches(each, lambda call: _method(call) in _STEPS) or _is_global(each, self.functions, found)
+            named = any(re.match("train", _method(call).removeprefix("_")) for call in calls_in(each))
+            return carried or trains or named or fits
+
+        prints = [each for each in body if self.reaches(each, _is_print)]
+        direct = [each for each in prints if any(map(_is_print, _own_calls(each)))]
+        at = body.index((direct or prints)[-1])
+        place = body[at]
+        if any(map(changes, body[at + 1 :])):
+            if any(map(changes, body[: at + 1])):
+                found.after = body[-1]
+            else:  # it prints first, and then trains: what is saved is what this pass of the loop begins with
+                found.before, found.is_begun = place, False
+                found.condition = _condition(place)
+            return
+        found.condition = _condition(place)
+        is_plain = (
+            not changes(place) and place in direct and not any(_method(c) in self.functions for c in calls_in(place))
+        )
+        found.before, found.after = (place, None) if is_plain else (None, place)
+
+
+def _is_model(name: str) -> bool:
+    return bool(_MODEL.search(name)) and not _OF_MODELS.search(name)
+
+
+def range_of(loop: ast.For) -> ast.Call | None:
+    """Return the call of `range` (or of `trange`) in the head of a loop, also within `tqdm(…)`."""
+    return next((call for call in calls_in(loop.iter) if _method(call) in ("range", "trange")), None)
+
+
+def _method(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else dotted(call.func)
+
+
+def _is_print(call: ast.Call) -> bool:
+    return _method(call) in _PRINTS and dotted(call.func) not in ("f.write", "file.write", "sys.stderr.write")
+
+
+def _own_calls(statement: ast.stmt) -> Iterator[ast.Call]:
+    """Yield the calls of a statement, and of those within an `if`; none of a loop."""
+    if isinstance(statement, ast.If | ast.With):
+        for each in (*statement.body, *getattr(statement, "orelse", ())):
+            yield from _own_calls(each)
+    elif not isinstance(statement, ast.For | ast.While):
+        yield from calls_in(statement)
+
+
+def _condition(statement: ast.stmt) -> str:
+    return ast.unparse(statement.test) if isinstance(statement, ast.If) and not statement.orelse else ""
+
+
+def _targets(node: ast.AST) -> dict[str, ast.expr | None]:
+    """Return the names that a statement assigns -> the values that they get; None where that is a part of one."""
+    if isinstance(node, ast.Assign):
+        pairs: list[tuple[ast.expr, ast.expr]] = [(target, node.value) for target in node.targets]
+    elif isinstance(node, ast.AnnAssign | ast.AugAssign) and node.value is not None:
+        pairs = [(node.target, node.value)]
+    else:
+        return {}
+    found: dict[str, ast.expr | None] = {}
+    for target, value in pairs:
+        if isinstance(target, ast.Tuple | ast.List):
+            values = value.elts if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts) else None
+            for number, each in enumerate(target.elts):
+                if name := dotted(each):
+                    found[name] = values[number] if values else None
+        elif (name := dotted(target)) and not isinstance(target, ast.Subscript):
+            found[name] = value
+    return found
+
+
+def _own_statements(scope: Scope) -> Iterator[ast.stmt]:
+    """Yield the statements of a scope, not those of functions and classes within it."""
+    waiting = list(scope.body)
+    while waiting:
+        each = waiting.pop(0)
+        yield each
+        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            waiting[:0] = [inner for inner in ast.iter_child_nodes(each) if isinstance(inner, ast.stmt)]
+
+
+def _locals_before(scope: Scope, loop: Loop) -> set[str]:
+    """Return the names that the scope itself assigns before the loop."""
+    return {name for each in _own_statements(scope) if each.lineno < loop.lineno for name in _targets(each)}
+
+
+def _is_global(statement: ast.stmt, functions: Mapping[str, ast.AST], found: TrainingLoop) -> bool:
+    """Whether a statement calls a function that changes a value of the loop."""
+    called = (functions.get(_method(call)) for call in calls_in(statement))
+    shared = (g for function in called if function is not None for g in ast.walk(function) if isinstance(g, ast.Global))
+    return any(name in found.values for one in shared for name in one.names)
