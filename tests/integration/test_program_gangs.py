@@ -114,6 +114,18 @@ def test_a_ddp_program_trains_alike_on_gangs_of_all_sizes(tmp_path: Path, worker
     assert found == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_program_whose_ranks_all_print_trains_on(trial: Trial, workers: list[Worker]) -> None:
+    source = """
+        import os, sys, time, torch.distributed as dist
+        dist.init_process_group("gloo")
+        for epoch in range(1, 3):
+            time.sleep(0.12)
+            print(f"epoch {epoch} loss={1 / epoch}", flush=True)
+            dist.barrier()
+    """
+    assert losses(trial.run(workers[:2], source, metrics=Metrics(source="stdout"))[0]) == [1.0, 0.5]
+
+
 def test_each_worker_gets_the_variables_of_torchrun(trial: Trial, workers: list[Worker]) -> None:
     source = """
         import json, os, pathlib, rubberband, torch.distributed as dist

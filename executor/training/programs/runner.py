@@ -41,7 +41,7 @@ from rubberband.executor.training.reporting import BEGUN, CHECKPOINT, CONFIG, GO
 from rubberband.executor.training.runner import Runner, Steps, clean_metrics
 from rubberband.executor.training.segment import Segment
 from rubberband.units import counted, shown
-from rubberband.values.command import ProgramCommand
+from rubberband.values.command import Metrics, ProgramCommand
 from rubberband.values.environment import Environment
 from rubberband.values.metric_lines import numbers_in
 
@@ -392,7 +392,8 @@ class CommandRunner(Runner):
         }
         given = (*command.words, *command.resume, *self._variables.values())
         saves = any("${checkpoint}" in word for word in given)
-        self._printed = Printed(command.metrics, segment.metric, self._checkpoint, saves=saves, took_s=self._took_s)
+        metrics = command.metrics if segment.rank == 0 else Metrics()  # a line that is not awaited would stop it
+        self._printed = Printed(metrics, segment.metric, self._checkpoint, saves=saves, took_s=self._took_s)
         if self._started_with and not any("${iterations}" in word for word in given):
             self._has_read = ReadFiles(self._checkpoint, self._place / "links", self._printed.file)
         self._words = command.line(segment.config, places, resumes=self._started_with > 0)
