@@ -27,7 +27,7 @@ def steps(door: Door, *, only_init: bool) -> Iterator[str]:
         return
     assert door.file.exists(), f"init wrote no file: {init.stderr.strip().splitlines()[-1:]}"
     if only_init:
-        yield door.file.read_text()
+        yield door.summary()
         return
     door.change()
     check = door.check()

@@ -13,7 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -133,11 +133,20 @@ class Door:
         return done
 
     def init(self) -> subprocess.CompletedProcess[str]:
-        return self.rubberband("init", self.program.init, self.file.name, "--yes")
+        """Make the changes to the program, and let `init` write its file."""
+        self.change_program()
+        return self.rubberband("init", self.program.init, self.file.name)
+
+    def change_program(self) -> None:
+        self._change(change for change in self.program.changes if change.file != "experiment")
 
     def change(self) -> None:
-        """Make the changes of the table: each has to fit what is there."""
-        for change in self.program.changes:
+        """Make the changes to the file."""
+        self._change(change for change in self.program.changes if change.file == "experiment")
+
+    def _change(self, changes: Iterable[Change]) -> None:
+        """Make changes, each of which has to fit what is there."""
+        for change in changes:
             path = self.file if change.file == "experiment" else self.folder / change.file
             text = path.read_text()
             if not change.old:
@@ -146,6 +155,13 @@ class Door:
             found = re.sub(change.old, lambda _, new=change.new: new, text, count=1, flags=re.MULTILINE)
             assert found != text, f"{path} has no {change.old!r}:\n{text}"
             path.write_text(found)
+
+    def summary(self) -> str:
+        """Return what `init` wrote, in short."""
+        entrypoint, search = self.experiment["entrypoint"], self.experiment["search"]
+        others = re.findall(r"^ +# (\S+): \{type", self.file.read_text(), re.MULTILINE)
+        scheduler = {name: value for name, value in search["scheduler"].items() if name in ("type", "max_t")}
+        return f"{entrypoint} space={search['space']} others={others} {scheduler} {search['metric']} {search['mode']}"
 
     def check(self) -> subprocess.CompletedProcess[str]:
         return self.rubberband("check", self.file.name)

@@ -74,7 +74,7 @@ def test_a_program_of_torchrun_trains_alike_on_gangs_of_1_2_and_1(
     name: str, tmp_path: Path, workers: list[Worker]
 ) -> None:
     door = Door(program_of(name), tmp_path)
-    door.change()
+    door.change_program()
     pattern = door.program.metrics[0][2]
     hand = door.printed(CONFIGURATIONS[name], 0, pattern)
     words = words_of(COMMANDS[name].replace("python", sys.executable, 1))
