@@ -323,7 +323,7 @@ def running_left_s(lane: LaneState, trial: TrialState, now: float, *, starts: bo
 
 def iterations_left(lane: LaneState, trial: TrialState) -> int:
     """Iterations that a queued or running trial trains until its stage ends, with those that it trains again."""
-    again = trial.unsaved_iterations
+    again = lane.state.repeats(trial)
     if again and trial.status is TrialStatus.RUNNING:
         use = lane.state.allocation(trial)
         goes_on = use.training_at is not None and trial.reports[-1].reported_at > use.training_at

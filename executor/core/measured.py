@@ -286,7 +286,9 @@ def measured(state: State, lane: LaneState | None = None) -> Measured:
     startup = _delay("a trial starts in", job.profile.trial_startup_s, seen.warm_s)
     pace = _pace(overall) if calibrated is None else _throughput(basis, calibrated, max(speeds))
     findings = [noise_finding(job.profile, noise_scale), pace, _survivors(own, going_on), startup]
-    again = "trials go on from checkpoints" if resumes and not job.profile.resumes else _repeated(repeated)
+    again = _repeated(repeated)
+    if resumes != job.profile.resumes and not (repeated and not resumes):
+        again = "trials go on from checkpoints" if resumes else "trials start from zero at each stage"
     offer, changes = _delays(job.offer, state, seen.cold_surplus_s)
     if repeated and resumes:
         # The next stage is meant; each one after it is planned again in its turn.
@@ -457,8 +459,19 @@ def _under_way(state: State) -> list[TrialState]:
 
 def _resumes(state: State) -> bool:
     """Whether trials go on from checkpoints: as profiled, until trials that were paused show it."""
-    paused = [trial for trial in _under_way(state) if trial.checkpoint is not None and trial.reports]
-    return any(trial.reports[-1].saved_iterations != 0 for trial in paused) if paused else state.job.profile.resumes
+    shown = [found for trial in _under_way(state) if (found := _goes_on(state, trial)) is not None]
+    return any(shown) if shown else state.job.profile.resumes
+
+
+def _goes_on(state: State, trial: TrialState) -> bool | None:
+    """Whether the trial's latest start trained less than all again, or its checkpoint has any; None: not known yet."""
+    if trial.checkpoint is None or not trial.reports:
+        return None
+    use = state.allocation(trial)
+    before = 0 if use.training_at is None else sum(each.reported_at <= use.training_at for each in trial.reports)
+    if 0 < before < len(trial.reports):
+        return use.repeated < before
+    return trial.reports[-1].saved_iterations != 0
 
 
 def _repeated(iterations: int) -> str:

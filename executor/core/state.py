@@ -493,6 +493,10 @@ class State:
         phases = {lane.phase for lane in self.lanes}
         return next((phase for phase in (Phase.PLANNING, Phase.TRAINING) if phase in phases), Phase.SCALING)
 
+    def repeats(self, trial: TrialState) -> int:
+        """Iterations that the trial's next attempt trains again, as far as is known."""
+        return trial.unsaved_iterations if self.profile.resumes else trial.iterations
+
     def elapsed_s(self, at: float) -> float:
         """Return the seconds from the start of the run to `at`; 0 before the start."""
         return 0.0 if self.course == "new" else max(0.0, at - self.started_at)

@@ -151,7 +151,7 @@ def _weighed(lane: LaneState, trial: TrialState, use: BalanceUse, record: Instan
     slow_s = min(moved_s, present_s)
     waits_s = 0.0 if first else ready_s
     startup_s = state.profile.trial_startup_s
-    again_s = trial.unsaved_iterations * iteration_s
+    again_s = state.repeats(trial) * iteration_s
     later_s = slow_s + waits_s + startup_s + (present_s - slow_s + again_s) * _remaining_part(use, ranks)
     known = {trial.trial: present_s}
     moved = {

@@ -265,7 +265,7 @@ def _changes_width(lane: LaneState, trial: TrialState) -> bool:
         return False
     profile, left = lane.state.profile, lane.target_iterations(trial) - trial.iterations
     saved_s = left * (profile.iteration_s(width) - profile.iteration_s(size))
-    if size > width and saved_s <= profile.trial_startup_s + trial.unsaved_iterations * profile.iteration_s(size):
+    if size > width and saved_s <= profile.trial_startup_s + lane.state.repeats(trial) * profile.iteration_s(size):
         return False
     free = lane.free_slots
     return free.room_without(trial.gang, size) >= (1 if size > width else 2)

@@ -148,7 +148,7 @@ class ProfilingSession:
         self.updates = UpdateReports()
         self.failed_sweeps: list[str] = []
         """Why trials stopped trying batch sizes, a line each."""
-        self.is_unsaved = False
+        self.is_unsaved = self.begins_again = False
         self._repeated = Counter[int]()
         """Iterations of the segment that each trial trains again."""
         """Whether no report so far came with a checkpoint."""
@@ -384,6 +384,7 @@ class ProfilingSession:
             for trial, times in waiting.items():
                 if trial in instants and self._silent(times[-1], self._patience_s(times)):
                     self._give_up_silent(trial, times, instants)
+        self.begins_again = self.begins_again or (start > 0 and max(self._repeated.values(), default=0) >= start)
         return instants
 
     def _patience_s(self, times: Sequence[float]) -> float:

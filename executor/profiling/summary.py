@@ -157,7 +157,7 @@ def _measured(
         cold_iteration_s=max(session.cold_extras_s, default=0.0),
         one_machine=one_machine,
     )
-    profile = replace(profile_of(points, starts, noise), resumes=not session.is_unsaved)
+    profile = replace(profile_of(points, starts, noise), resumes=not (session.is_unsaved or session.begins_again))
     return ProfilingResult(
         profile=replace(profile, goodput=session.batches.model()) if sweep else profile,
         points=tuple(points),
@@ -172,6 +172,8 @@ def _measured(
 def _remarks(session: ProfilingSession, points: Sequence[Point], *, sweep: bool) -> Iterator[str]:
     if session.is_unsaved:
         yield f"a trial {WITHOUT_CHECKPOINT}; plans count that"
+    elif session.begins_again:
+        yield "a trial starts from zero though it has saved files, as it does not load them; plans count that"
     if wide := wide_spread({point.gpus: point.iteration_cv for point in points}):
         yield wide
     if session.times_warm_up:

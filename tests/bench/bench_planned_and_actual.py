@@ -1,10 +1,11 @@
 """Planned against actual seconds and cost of small runs on this machine, each from a fresh home with a fresh profile.
 
-Four experiments: the two examples, a plain script as a function, and a job of one report. A row for each run: what was
+Six experiments: the two examples, a plain script as a function, a job of one report, a program without checkpoints, and
+the same with those of `rubberband init --patch`; winners of the last two are printed. A row for each run: what was
 planned and what happened, the profile's spread (that of a single iteration), and the difference in percent; the last
 row of each has the mean difference and the largest. Prints figures, asserts none.
 
-Run: python -m tests.bench.bench_planned_and_actual [digits|scaling|function|one ...] [--runs N] [--busy]
+Run: python -m tests.bench.bench_planned_and_actual [digits|scaling|function|one|program|patched] [--runs N] [--busy]
 
 With `--busy` a process with an endless loop runs beside them. They need a machine on which nothing else runs.
 """
@@ -25,6 +26,7 @@ from statistics import fmean
 
 from rubberband.executor import ExperimentFolder, Journal, Result, sqlite_url
 from rubberband.executor import read_journal as read
+from rubberband.running.programs.patches import patch_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,10 +60,33 @@ def score(config):
     rubberband.report({"accuracy": float(((x @ weights > 0) == y).mean())})
 '''
 
+PROGRAM = """
+import argparse
+import time
+
+import numpy as np
+import sklearn.linear_model  # a slow import, as most have
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=0.1)
+parser.add_argument("--epochs", type=int, default=16)
+args = parser.parse_args()
+numbers = np.random.default_rng(0)
+x = numbers.normal(size=(1000, 60)) / 8
+y = x @ numbers.normal(size=60) + 0.3 * numbers.normal(size=1000)
+weights = np.zeros(60)
+for epoch in range(args.epochs):
+    for rows in numbers.permutation(1000).reshape(50, 20):
+        weights -= args.lr * x[rows].T @ (x[rows] @ weights - y[rows]) / 20
+    time.sleep(0.6)
+    loss = float(((x @ weights - y) ** 2).mean())
+    print(f"epoch {epoch} accuracy={1 / (1 + loss):.8f}", flush=True)
+"""
+
 WORDS = """
 version: 1
 name: {name}
-entrypoint: script:{function}
+entrypoint: {function}
 search:
   space: {{lr: {{type: loguniform, lower: 1.0e-3, upper: 1.0}}}}
   {scheduler}
@@ -76,6 +101,8 @@ FILES = {
     "scaling": "examples/scaling.yaml",
     "function": "function.yaml",
     "one": "one.yaml",
+    "program": "program.yaml",
+    "patched": "patched.yaml",
 }
 
 
@@ -124,6 +151,11 @@ def print_run(name: str, number: int) -> tuple[float, float]:
         f" {spread:>6.0%}",
         flush=True,
     )
+    if name in ("program", "patched"):
+        best = result.best
+        print(
+            f"{name:<10} {number:>4} winner: trial {best.trial}, lr {best.config['lr']:.6f}: {best.metrics}", flush=True
+        )
     return off_s, off_usd
 
 
@@ -137,8 +169,14 @@ def run(name: str, place: Path) -> tuple[Result, float]:
     (place / "script.py").write_text(FUNCTION)
     trains = "scheduler: {type: sha, num_samples: 12, grace_period: 3, max_t: 27, reduction_factor: 3}"
     scores = "scheduler: {type: stages, stages: [{trials: 12, iterations: 1}]}"
-    (place / "function.yaml").write_text(WORDS.format(name="function", function="train", scheduler=trains))
-    (place / "one.yaml").write_text(WORDS.format(name="one", function="score", scheduler=scores))
+    (place / "function.yaml").write_text(WORDS.format(name="function", function="script:train", scheduler=trains))
+    (place / "one.yaml").write_text(WORDS.format(name="one", function="script:score", scheduler=scores))
+    (place / "program.py").write_text(PROGRAM)
+    (place / "patched.py").write_text(patch_of(str(place / "program.py")).after)
+    halves = "scheduler: {type: sha, num_samples: 8, grace_period: 2, max_t: 16, reduction_factor: 2}"
+    for script in ("program", "patched"):
+        line = f"{{command: 'python {script}.py --lr ${{lr}} --epochs ${{max_t}}', metrics: stdout}}"
+        (place / f"{script}.yaml").write_text(WORDS.format(name=script, function=line, scheduler=halves))
     home, found = place / "home", place / "told"
     environment = os.environ | {"RUBBERBAND_HOME": str(home), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "rubberband.cli", "run", FILES[name]]

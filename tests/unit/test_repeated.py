@@ -111,3 +111,17 @@ def test_it_is_reported_once_at_the_first_report_and_never_of_trials_that_pass_c
             said += narrator.lines(event, story.controller)
         assert sum(WITHOUT_CHECKPOINT in line for line in said) == warnings
         assert result(story).unsaved_trials == 4 * warnings
+
+
+def test_a_program_that_saves_and_does_not_load_is_known_by_what_it_repeats() -> None:
+    story = begun()
+    for trial in range(4):
+        story.tell(TrialReported, **reported(story, trial, None))
+    assert measured(story.state).profile.resumes
+    for trial in (2, 3):
+        start(story, trial)
+        repeat(story, trial, 1, after_s=20.0)
+        story.tell(TrialReported, **reported(story, trial, None))
+    found = measured(story.state)
+    assert not found.profile.resumes
+    assert "from zero" in found.findings
