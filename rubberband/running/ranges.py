@@ -61,11 +61,12 @@ _SWITCHES = re.compile(
 """Names of options for true and false that change how a model learns."""
 
 
-def rank_of(name: str) -> int | None:
+def rank_of(name: str, *, is_boolean: bool = False) -> int | None:
     """Return the place of a parameter among the known ones, the best known first; None: its name is unusual."""
     text = plain_name(name)
-    found = next((at for at, known in enumerate(_KNOWN) if re.fullmatch(known.names, text)), None)
-    return len(_KNOWN) if found is None and _SWITCHES.fullmatch(text) else found
+    if is_boolean:
+        return len(_KNOWN) if _SWITCHES.fullmatch(text) else None
+    return next((at for at, known in enumerate(_KNOWN) if re.fullmatch(known.names, text)), None)
 
 
 def domain_of(name: str, default: Any) -> tuple[str, str]:
@@ -94,10 +95,13 @@ def _around(default: float, spread: str) -> str:
     """Return a domain around a default above 0."""
     if isinstance(default, int):
         return _CHOICE.format(sorted({max(1, default // 2), default, 2 * default}))
-    if spread == "below_one" and default < 1.0:
-        if default > 0.5:  # beta2 of 0.999 is searched as far below 1 as above
+    if spread in ("below_one", "to_one") and default < 1.0:
+        if default > 0.9 or (
+            spread == "below_one" and default > 0.5
+        ):  # beta2 of 0.999 is searched as far below 1 as above
             return _UNIFORM.format(f"{1 - min(0.5, 5 * (1 - default)):.6g}", f"{1 - (1 - default) / 5:.6g}")
-        return _UNIFORM.format("0.0", f"{min(0.9, max(0.5, 2 * default)):g}")
+        if spread == "below_one":
+            return _UNIFORM.format("0.0", f"{min(0.9, max(0.5, 2 * default)):g}")
     if (spread == "to_one" and default <= 1.0) or (spread == "log" and 0.5 <= default < 1.0):
         return _UNIFORM.format(f"{default / 2:g}", "1.0")
     if spread == "half":

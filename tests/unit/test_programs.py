@@ -182,3 +182,43 @@ def test_a_default_is_within_its_range_and_an_int_stays_one(name: str, number: f
         lower, upper = float(domain["lower"]), float(domain["upper"])
         assert lower < upper
         assert lower * 0.9999 <= number <= upper * 1.0001
+
+
+def test_values_that_a_shell_script_gives_are_the_defaults(here: Path) -> None:
+    script = 'cd "$(dirname "$0")"\nLR=${LR:-0.03}\npython train.py --lr "$LR" --out runs "$@"\n'
+    found = found_in({"train.py": ARGPARSE.format(options=""), "run.sh": script}, "run.sh")
+    assert found.space["lr"] == ("{type: loguniform, lower: 0.003, upper: 0.3}", "the default is 0.03")
+    assert found.words == ("bash", "run.sh", "--out", "${checkpoint}", "--lr", "${lr}")
+
+
+def test_the_epochs_that_are_given_are_those_of_a_trial() -> None:
+    source = ARGPARSE.format(options='parser.add_argument("--epochs", type=int, default=9)')
+    assert found_in({"train.py": source}, "train.py").epochs == 9
+    given = found_in({"train.py": source}, "python train.py --epochs 5")
+    assert (given.epochs, given.words) == (
+        5,
+        ("python", "train.py", "--epochs", "5", "--out", "${checkpoint}", "--lr", "${lr}"),
+    )
+
+
+def test_at_most_six_parameters_are_searched_the_best_known_first() -> None:
+    names = ["gamma", "tau", "rho", "kappa", "depth", "weight_decay", "batch_size", "dropout", "momentum"]
+    options = "\n    ".join(
+        f'parser.add_argument("--{name}", type=float, default=0.3)' for name in names if name != "lr"
+    )
+    found = found_in({"train.py": ARGPARSE.format(options=options)}, "train.py")
+    assert [*found.space] == ["lr", "batch_size", "weight_decay", "dropout", "momentum", "depth"]
+    assert [*found.others] == ["gamma", "tau", "rho", "kappa"]
+    assert not {"--gamma", "--tau", "--rho", "--kappa"} & set(found.words)
+    assert found.others["gamma"][1] == "the default is 0.3; add --gamma ${gamma} to the command"
+
+
+@pytest.mark.long
+@cases("library", "files", "text", "command", "space")
+def test_the_options_of_a_trainer(
+    library: str, files: Mapping[str, str], text: str, command: str, space: Mapping[str, str]
+) -> None:
+    found = found_in(files, text)
+    assert " ".join(found.words) == command
+    assert {name: domain for name, (domain, _) in found.space.items()} == space
+    accepted(found.words, found)

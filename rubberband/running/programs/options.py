@@ -7,7 +7,9 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 import yaml
@@ -17,8 +19,9 @@ from rubberband.running.first_file import yaml_key
 from rubberband.running.programs.parsers import Parser, ProgramOption, parser_of
 from rubberband.running.programs.roles import EPOCHS, OUTPUT, RESUME, SEED, is_fixed, is_logs, output_of, role_of
 from rubberband.running.programs.source import printed_metrics, saved_file, search_in, sources_of, trial_in
+from rubberband.running.programs.starters import example_of, inside_shell, interpreter_of, without_launcher
 from rubberband.running.programs.unparsed import options_in
-from rubberband.running.ranges import REQUIRED, domain_of, middle_of, rank_of
+from rubberband.running.ranges import REQUIRED, domain_of, middle_of
 from rubberband.running.trial_source import parameters_in
 from rubberband.values.command import PLACES, launcher_of, line_of, named, words_of
 
@@ -88,10 +91,10 @@ def program_of(text: str, folder: Path, *, is_chosen: bool = False) -> ProgramFi
             f"{text} is a notebook, which no command runs; make it a program, whose parameters are options: "
             f"jupyter nbconvert --to script {text}, then rubberband init {script}"
         )
-    given = words_of(text if " " in text.strip() else [_interpreter(text), text])
+    given = words_of(text if " " in text.strip() else [interpreter_of(text), text])
     words, remarks = [word for word in given if word != "${args}"], list[str]()
     if (launcher := launcher_of(words)) is not None:
-        words = _without_launcher(words)
+        words = without_launcher(words)
         remarks.append(f"{launcher} is not needed: each worker starts the command once, with torchrun's variables")
     if words[0] == "make":
         printed = text.replace(" ", " -n ", 1)
@@ -111,8 +114,8 @@ def program_of(text: str, folder: Path, *, is_chosen: bool = False) -> ProgramFi
     found.fill()
     if not found.space and not is_chosen and not found.reads_configuration:
         raise InputError(
-            f"{line_of(words)}: none of its options is left that a search changes; write a parameter in place of a "
-            f"value, or behind an option: rubberband init {_example(words, '--NAME ${lr}')}"
+            f"{line_of(words)} has no parameter left that a search changes; write one in place of a value, or behind "
+            f"an option: rubberband init {example_of(words, '--NAME ${lr}')}"
         )
     return ProgramFindings(
         words=found.words(),
@@ -128,11 +131,6 @@ def program_of(text: str, folder: Path, *, is_chosen: bool = False) -> ProgramFi
     )
 
 
-def _example(words: Sequence[str], *more: str) -> str:
-    """Return a command line with these words too, as a shell takes it."""
-    return shlex.quote(" ".join([line_of(words), *more]))
-
-
 def _refuse_search(words: Sequence[str], sources: Sequence[str]) -> None:
     """Raise InputError for a program that is a search itself."""
     if (search := search_in(sources)) is not None:
@@ -146,12 +144,14 @@ def _refuse_search(words: Sequence[str], sources: Sequence[str]) -> None:
 
 def _parser(words: Sequence[str], folder: Path, sources: Sequence[str], *, is_chosen: bool) -> Parser:
     """Return the options of a program by its parser, or by its source. Raises InputError if they are not known."""
-    inner = _inside_shell(words, folder)
+    inner = inside_shell(words, folder)
     if inner is not None:
         sources = sources_of(inner, folder)
     parser = parser_of([word for word in inner or words if "$" not in word], folder, sources)
     if inner is not None:
-        parser = replace(parser, begin=len(words), given=tuple(inner))
+        more, begin = tuple(inner[parser.begin :]), next(at for at, word in enumerate(words) if word.endswith(".sh"))
+        filled = tuple(_with_default(option, more) for option in parser.options)
+        parser = replace(parser, begin=begin + 1, given=more, options=filled)
     is_named = any(name not in PLACES for word in words for name in named(word))
     if parser.options or is_named or is_chosen or any("RUBBERBAND_CONFIG" in text for text in sources):
         return parser
@@ -161,48 +161,37 @@ def _parser(words: Sequence[str], folder: Path, sources: Sequence[str], *, is_ch
     if parser.was_asked:
         fault = parser.fault or "its parser has no options"
         raise InputError(
-            f"{line}: {fault}; mend this, or name its parameters: rubberband init {_example(words, '--lr ${lr}')}"
+            f"{line}: {fault}; mend this, or name its parameters: rubberband init {example_of(words, '--lr ${lr}')}"
         )
     if any("sys.argv" in text for text in sources):
         raise InputError(
             f"{line} reads sys.argv, and its arguments have no names that are known; name them in their places: "
-            f"rubberband init {_example(words, '${lr}', '${batch_size}')}"
+            f"rubberband init {example_of(words, '${lr}', '${batch_size}')}"
         )
     raise InputError(
-        f"{line}: {parser.fault}, and it reads neither sys.argv nor os.environ as numbers; let it take its parameters "
-        f"by argparse, or name those that it reads otherwise: rubberband init {_example(words, '--lr ${lr}')}"
+        f"no parameter was found in {line}: {parser.fault}, and it reads neither sys.argv nor os.environ as numbers; "
+        "let it take its parameters by argparse, or name those that it reads otherwise: rubberband init "
+        f"{example_of(words, '--lr ${lr}')}"
     )
 
 
-_PYTHON_LINE = re.compile(r"^(?!\s*(#|echo\b)).*\b(python[\d.]*|torchrun|accelerate launch|uv run)\s.*?(\.py\b|-m\s)")
+def _given(option: ProgramOption, words: Sequence[str]) -> str | None:
+    """Return the value that the words give an option; None where they do not have it."""
+    for word, after in pairwise((*words, "")):
+        flag, is_one_word, value = word.partition("=")
+        if flag in option.flags:
+            return value if is_one_word else after
+    return None
 
 
-def _inside_shell(words: Sequence[str], folder: Path) -> list[str] | None:
-    """Return the words by which a shell script starts a program with its own words; None for other commands.
-
-    Raises InputError for a script that does not pass them on, or not to a single program.
-    """
-    script = next((word for word in words if word.endswith(".sh")), None)
-    if script is None or any(name not in PLACES for word in words for name in named(word)):
-        return None
-    text = (folder / script).read_text("utf-8", "replace").replace("\\\n", " ")
-    lines = [line.strip() for line in text.splitlines() if _PYTHON_LINE.search(line)]
-    named_by_hand = f"rubberband init {_example(words, '--lr ${lr}')}"
-    if len(lines) != 1 or re.search(r"^\s*cd\s", text, re.MULTILINE):
-        what = "runs in another folder" if len(lines) == 1 else f"has {len(lines)} lines of python, not one"
-        raise InputError(f"{script} {what}, so its options are not known; name them: {named_by_hand}")
-    if re.search(r"\$@|\$\*|\$\{@", lines[0]) is None:
-        raise InputError(
-            f'{script} does not pass its words on; end its line of python with "$@", then rubberband init {script}'
-        )
-    try:
-        inner = shlex.split(re.split(r"[|>&;]", lines[0])[0])
-    except ValueError:
-        raise InputError(f"{script} has a line that cannot be read; name its parameters: {named_by_hand}") from None
-    while inner and (inner[0] in ("exec", "time", "nohup") or re.match(r"\w+=", inner[0])):
-        inner = inner[1:]
-    inner = [word for word in inner if "$@" not in word and "$*" not in word]
-    return _without_launcher(inner) if launcher_of(inner) is not None else inner
+def _with_default(option: ProgramOption, words: Sequence[str]) -> ProgramOption:
+    """Return an option with what a shell script gives it, which words behind that replace."""
+    given = _given(option, words)
+    if given is None:
+        return option
+    with suppress(ValueError):
+        option = replace(option, default=(int if option.type == "int" else float)(given))
+    return replace(option, required=False)
 
 
 def booleans_of(words: Sequence[str], folder: Path) -> Mapping[str, tuple[str, ...]]:
@@ -212,29 +201,6 @@ def booleans_of(words: Sequence[str], folder: Path) -> Mapping[str, tuple[str, .
     """
     parser = parser_of(words, folder, sources_of(words, folder))
     return {flag: each.booleans for each in parser.options for flag in each.flags if each.booleans is not None}
-
-
-def _interpreter(script: str) -> str:
-    if script.endswith(".sh"):
-        return "bash"
-    return "python" if shutil.which("python") is not None else "python3"
-
-
-def _without_launcher(words: Sequence[str]) -> list[str]:
-    """Return the words of the program that a launcher starts, behind `uv run` and the like."""
-    script = next((at for at, word in enumerate(words) if word.endswith(".py")), None)
-    modules = [at for at, word in enumerate(words[:-1]) if word == "-m" and not launcher_of(["python", *words[at:]])]
-    if script is None and not modules:
-        raise InputError(f"{line_of(words)} names no script; write it as python SCRIPT.py")
-    begin = min(launcher_begin(words), len(words))
-    at = script if script is not None else modules[0]
-    return [*words[:begin], _interpreter(words[script] if script is not None else ""), *words[at:]]
-
-
-def launcher_begin(words: Sequence[str]) -> int:
-    """Return the index of a launcher's first word."""
-    found = (at for at in range(len(words)) if launcher_of(words[at:]) is not None)
-    return max(found, default=0)
 
 
 class _Command:
@@ -253,8 +219,7 @@ class _Command:
         self._arguments = dict[int, tuple[int, list[str], list[str]]]()
         """The same of positional arguments, by their places."""
         self._order = [option.name for option in parser.options if not option.flags]
-        words = [*given, *parser.given]
-        self._flags = {word.partition("=")[0] for word in words if word.startswith("-") or "=" in word}
+        self._flags = {word.partition("=")[0] for word in given if word.startswith("-") or "=" in word}
 
     @property
     def reads_configuration(self) -> bool:
@@ -311,7 +276,7 @@ class _Command:
                 self.resume = self.resume or self._resume(option)
             elif role is not None and (option.flags or option.required):
                 self._place(option, role)
-            elif option.is_tunable and not (option.required and not option.flags and rank_of(option.name) is None):
+            elif option.is_tunable and not (option.required and option.default is None and option.known is None):
                 tunable.append(option)
             elif option.required and option.default is not None and not option.flags:
                 self._add(option, str(option.default), look=str(option.default))
@@ -342,8 +307,11 @@ class _Command:
         positional, found = self._positionals(), list[ProgramOption]()
         for option in self.parser.options:
             if option.flags and self._flags & set(option.flags):
-                if role_of(option.name, option.kind, option.default, option.help) == OUTPUT:
+                role = role_of(option.name, option.kind, option.default, option.help)
+                if role == OUTPUT:
                     self._own_folder(option)
+                elif role == EPOCHS and (epochs := _given(option, self.given) or "").isdecimal():
+                    self.epochs = int(epochs)
             elif option.flags:
                 found.append(option)
             elif positional:
@@ -369,7 +337,7 @@ class _Command:
     def _positionals(self) -> int:
         """Return the number of positional arguments in the words."""
         takes = {flag for option in self.parser.options if option.kind != "switch" for flag in option.flags}
-        words = self.given[self.parser.begin :]
+        words = [*self.parser.given, *self.given[self.parser.begin :]]
         return sum(
             not word.startswith("-")
             and word not in self.parser.commands
@@ -426,7 +394,7 @@ class _Command:
             option for option in tunable if option.is_worth_a_search and option.name not in inner
         ]
         if len(worth) > MOST_PARAMETERS:
-            worth = [option for option in worth if rank_of(option.name) is not None] or worth
+            worth = [option for option in worth if option.known is not None] or worth
         if self.space:
             worth = []  # the user has chosen
         best = sorted(worth, key=lambda option: (option.is_boolean, option.rank))[:MOST_PARAMETERS]

@@ -81,25 +81,31 @@ class ProgramOption:
         if self.kind == "switch":
             return self.default in (False, None) and not re.match("--?no[-_]", self.flag)
         if self.is_boolean:
-            is_usual = not self.is_of_trainer or rank_of(self.name) is not None
+            is_usual = not self.is_of_trainer or self.known is not None
             return self.default is not None and is_usual and (self.kind == "pair" or bool(self.booleans))
         if self.choices is not None:
             return 1 < len(self.choices) <= 8
         is_number = isinstance(self.default, int | float) or self.type in ("int", "float")
         if plain_name(self.name) == "channels" and self.default in (1, 3, 4):  # of an image
             return False
-        return is_number and (rank_of(self.name) is not None or (self.default or 0) > 0)
+        return is_number and (self.known is not None or (self.default or 0) > 0)
 
     @property
     def is_worth_a_search(self) -> bool:
         """Whether it may be searched without being asked for: a known parameter, or a number."""
-        return rank_of(self.name) is not None or not (self.is_boolean or self.choices)
+        return self.known is not None or not (self.is_boolean or self.choices)
+
+    @property
+    def known(self) -> int | None:
+        """Return its place among the parameters that people search; None: its name is unusual."""
+        return rank_of(self.name, is_boolean=self.is_boolean)
 
     @property
     def rank(self) -> int:
         """Return its place among the parameters, the best known first, and else numbers that are no counts."""
-        known = rank_of(self.name)
-        return known if known is not None else _UNKNOWN + (self.type == "int" or isinstance(self.default, int))
+        return (
+            self.known if self.known is not None else _UNKNOWN + (self.type == "int" or isinstance(self.default, int))
+        )
 
     def words(self, value: str) -> list[str]:
         """Return the words that give it a value."""

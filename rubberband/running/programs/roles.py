@@ -36,10 +36,10 @@ _ASIDE = re.compile(
 )
 """Names of options that measure, save or show, or that are sizes of the data, also if they end as a parameter does."""
 _FIXED = re.compile(
-    r"(.*_)?(seed|workers?|jobs|intervals?|freq|frequency|every|ports?|rank|world|world_size|gpus?|nodes?|machines|env|"
+    r"(.*_)?(seed|workers?|jobs|intervals?|freq|frequency|every|ports?|rank|world|world_size|n?gpus?|nodes?|machines|env|"
     r"devices?|verbose|verbosity|threads?|procs|processes|version|caches?|timeout|limit|backend|host|cuda|mps|precision|"
     r"dtype|datasets?|data|task|split|mode|names?|tags?|project|entity|group|steps?|strategy|debug|prefetch|folds?|"
-    r"iters?|iterations?|updates|epochs?|class(es)?|labels?|n?_?vocab(_size)?|block_size|seq_?len(gth)?|max_len(gth)?|"
+    r"iters?|iterations?|updates|time_?steps|frames|episodes|deterministic|tracking|track|render|video|epochs?|class(es)?|labels?|n?_?vocab(_size)?|block_size|seq_?len(gth)?|max_len(gth)?|"
     r"max_.*_len(gth)?|bptt|dim_?in|dim_?out|size|crop|resolution|imgsz|nc|upscale(_factor)?|scale_factor|samples|"
     r"examples|n_(train|test|val)|start|end|index|id|paths?|dirs?|files?|folder|root|url|key|token|patience|top_?k|"
     r"fps|memory|(train|test|val|valid|eval)_\w+|n_?heads?|heads|eps(ilon)?|tf32|[bf]p?f?16|half|compile|"
@@ -72,7 +72,7 @@ def role_of(name: str, kind: str, default: Any, help_text: str) -> str | None:
         return OUTPUT
     if is_output and kind == "value" and not isinstance(default, int | float):
         loads, saves = _LOADS.search(help_text) is not None, _SAVES.search(help_text) is not None
-        if not is_resume or (saves and not loads) or (default and not loads):
+        if not is_resume or (saves and (default or not loads)) or (default and not loads):
             return OUTPUT
     return RESUME if is_resume else None
 

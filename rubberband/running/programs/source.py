@@ -121,7 +121,7 @@ def search_in(sources: Sequence[str]) -> tuple[str, str, str] | None:
         for pattern, name, page in _SEARCHES:
             is_ray = page != "ray-tune" or re.search(r"^\s*(from|import) ray\b", code, re.MULTILINE)
             if re.search(pattern, code) and is_ray:
-                objective = re.search(r"^def (\w+)\(\s*trial\b", code, re.MULTILINE)
+                objective = re.search(r"\.optimize\(\s*(\w+)", code)
                 return name, page, objective[1] if objective and page == "optuna" else ""
     return None
 

@@ -1,0 +1,81 @@
+"""Commands that start a program: launchers, and shell scripts that pass their words on."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from rubberband.errors import InputError
+from rubberband.values.command import PLACES, launcher_of, line_of, named
+
+_PYTHON_LINE = re.compile(r"^(?!\s*(#|echo\b)).*\b(python[\d.]*|torchrun|accelerate launch|uv run)\s.*?(\.py\b|-m\s)")
+_FOLDER = re.compile(r"^\s*cd\s(?!.*dirname)", re.MULTILINE)
+"""A line that goes to another folder than that of the script."""
+
+
+def example_of(words: Sequence[str], *more: str) -> str:
+    """Return a command line with these words too, as a shell takes it."""
+    return shlex.quote(" ".join([line_of(words), *more]))
+
+
+def interpreter_of(script: str) -> str:
+    """Return the program that runs a script."""
+    if script.endswith(".sh"):
+        return "bash"
+    return "python" if shutil.which("python") is not None else "python3"
+
+
+def without_launcher(words: Sequence[str]) -> list[str]:
+    """Return the words of the program that a launcher starts, behind `uv run` and the like."""
+    script = next((at for at, word in enumerate(words) if word.endswith(".py")), None)
+    modules = [at for at, word in enumerate(words[:-1]) if word == "-m" and not launcher_of(["python", *words[at:]])]
+    if script is None and not modules:
+        raise InputError(f"{line_of(words)} names no script; write it as python SCRIPT.py")
+    begin = max(at for at in range(len(words)) if launcher_of(words[at:]) is not None)
+    at = script if script is not None else modules[0]
+    return [*words[:begin], interpreter_of(words[at]), *words[at:]]
+
+
+def inside_shell(words: Sequence[str], folder: Path) -> list[str] | None:
+    """Return the words by which a shell script starts a program with its own words; None for other commands.
+
+    Raises InputError for a script that does not pass them on, or not to a single program.
+    """
+    script = next((word for word in words if word.endswith(".sh")), None)
+    if script is None or any(name not in PLACES for word in words for name in named(word)):
+        return None
+    text = (folder / script).read_text("utf-8-sig", "replace").replace("\\\n", " ")
+    lines = [line.strip() for line in text.splitlines() if _PYTHON_LINE.search(line)]
+    by_hand = f"name them: rubberband init {example_of(words, '--lr ${lr}')}"
+    if len(lines) != 1 or _FOLDER.search(text) or ("dirname" in text and "/" in script):
+        what = "runs in another folder" if len(lines) == 1 else f"has {len(lines)} lines of python, not one"
+        raise InputError(f"{script} {what}, so its options are not known; {by_hand}")
+    if re.search(r"\$@|\$\*|\$\{@", lines[0]) is None:
+        raise InputError(
+            f'{script} does not pass its words on; end its line of python with "$@", then rubberband init {script}'
+        )
+    try:
+        inner = [_value(word, text) for word in shlex.split(re.split(r"[|>&;]", lines[0])[0])]
+    except ValueError:
+        raise InputError(f"{script} has quotes over several lines, so its options are not known; {by_hand}") from None
+    while inner and (inner[0] in ("exec", "time", "nohup") or re.match(r"\w+=", inner[0])):
+        inner = inner[1:]
+    inner = [word for word in inner if "$@" not in word and "$*" not in word]
+    if (launcher := launcher_of(inner)) is not None:
+        plain = line_of(without_launcher(inner))
+        raise InputError(
+            f"{script} starts {launcher}, and each worker would; give the program: rubberband init {shlex.quote(plain)}"
+        )
+    return inner
+
+
+def _value(word: str, text: str) -> str:
+    """Return a word with the value of a variable that the script sets: `LR=0.1`, or `LR=${LR:-0.1}`."""
+    variable = re.fullmatch(r"\$\{?(\w+)\}?", word)
+    if variable is None:
+        return word
+    found = re.search(rf"(?m)^\s*(?:export\s+)?{variable[1]}=(?:\$\{{\w+:-)?['\"]?([^}}\s'\"]+)", text)
+    return found[1] if found else word
