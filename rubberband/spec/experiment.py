@@ -334,7 +334,7 @@ class Experiment(Words):
     def _agrees(self) -> Experiment:
         if isinstance(self.entrypoint, Program):
             check_program(self.entrypoint, self.search, self.resources.env)
-        else:
+        elif self.entrypoint is not None:  # a journal keeps it apart
             check_env(self.resources.env)
         _check_limits(self.search, self.constraints)
         _check_money(self.constraints, self.resources)

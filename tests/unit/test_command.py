@@ -85,6 +85,7 @@ def test_variables_of_a_program_are_filled_and_checked() -> None:
     env = {"SM_MODEL_DIR": "${checkpoint}", "SM_HPS": "${args_json}", "SM_HP_LR": "${lr}", "PLAIN": "text"}
     found = experiment(entrypoint, **env)
     assert found.to_words()["resources"]["env"] == env
+    assert Experiment.kept(found.to_words()).resources.env == env, "a journal has it as it is written"
     command = ProgramCommand(words=words_of("train"))
     assert [command.filled(value, {"lr": 0.5}, PLACES) for value in env.values()] == [
         "/run/out", '{"lr": 0.5}', "0.5", "text"

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rubberband.running.first_file import MOST, TrialFindings, is_maximised, name_of
-from rubberband.running.programs import objectives, options, sweeps
+from rubberband.running.programs import objectives, options, sagemaker, sweeps
 from rubberband.running.programs.options import booleans_of, program_of
 from rubberband.running.programs.patches import patch_of
-from rubberband.values.command import script_of
+from rubberband.values.command import script_of, words_of
 
 __all__ = ["booleans_of", "findings_of", "is_program", "patch_of"]
 
@@ -19,6 +19,7 @@ __all__ = ["booleans_of", "findings_of", "is_program", "patch_of"]
 _READERS: tuple[tuple[Callable[[str], bool], Callable[[str, Path], TrialFindings]], ...] = (
     (sweeps.is_sweep, sweeps.findings_of),
     (objectives.is_objective, objectives.findings_of),
+    (sagemaker.is_job, sagemaker.findings_of),
 )
 """Whether a text is of one kind -> its findings; another text is a program."""
 
@@ -38,7 +39,9 @@ def findings_of(program: str, path: Path) -> TrialFindings:
 
 def _findings_of_program(program: str, path: Path) -> TrialFindings:
     folder, here = path.absolute().parent, Path.cwd()
-    found = program_of(program, here)
+    env = sagemaker.variables_of(words_of(program if " " in program.strip() else [program]), here)
+    with sagemaker.looked_at(env).within():
+        found = program_of(program, here)
     remarks = list(found.remarks)
 
     def seen_from_file(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -64,6 +67,7 @@ def _findings_of_program(program: str, path: Path) -> TrialFindings:
         others=found.others,
         booleans=found.booleans,
         metric=(better or metrics or ["loss"])[0],
+        env=env,
         most=max(2, found.epochs or MOST),
         remarks=tuple(remarks),
     )
