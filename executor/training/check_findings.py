@@ -22,10 +22,12 @@ class CheckOrder:
     max_gpus: int
     gangs: tuple[int, ...] = (1,)
     """The numbers of GPUs that a plan may give a trial."""
+    values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Parameter -> its extreme values or its options, of which a program's first iteration is tried."""
     extremes: tuple[Mapping[str, Any], ...] = ()
     """Configurations of extreme values, of which a program's first iteration is tried too."""
     booleans: tuple[str, ...] = ()
-    """Parameters that may be true and false, of which a program's first iteration is tried with the other one."""
+    """Parameters that are true or false, which the program may read as other words."""
     device_id: str = ""
     """The GPU in CUDA_VISIBLE_DEVICES; empty: the CPU."""
 
@@ -79,7 +81,7 @@ class TrialCheck:
     problems: list[TrialFault] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     tried: int = 0
-    """Starts of a program with extreme values, or another true or false, `to_try` of which were due."""
+    """Parameters and extreme configurations that were tried, `to_try` of which were due."""
     to_try: int = 0
     line: str = ""
     resumes: bool | None = None

@@ -18,7 +18,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import IO, Any
 
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
+from rubberband.executor.training import restarts
 from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault, difference
 from rubberband.executor.training.distributed import GANGS, is_distributed
 from rubberband.executor.training.entrypoint import NotHereError
@@ -43,7 +44,7 @@ from rubberband.executor.training.failures import (
 from rubberband.executor.training.guarded_process import GuardedProcess
 from rubberband.executor.training.kinds import kind_of
 from rubberband.executor.training.run import close_all, make_runner
-from rubberband.executor.training.runner import Runner
+from rubberband.executor.training.runner import FunctionRunner, Runner
 from rubberband.executor.training.segment import Segment
 from rubberband.features import part
 from rubberband.values.environment import HASH_SEED
@@ -196,6 +197,7 @@ class StepwiseCheck:
 
     def _train_once(self, segment: Segment) -> None:
         resources: list[Any] = []
+        unbroken: Mapping[str, float] = {}
         try:
             with self._step("set-up"):
                 runner = self._made(segment, resources)
@@ -205,7 +207,12 @@ class StepwiseCheck:
             with self._step("save"):
                 payload = _written(runner.dump(1, metrics, is_last=True))
                 saved = runner.saved_iterations(1)
-                runner.part()
+            is_short = self._found.seconds["iteration"] <= _CONTINUED_S
+            if isinstance(runner, FunctionRunner) and segment.max_iterations != 1 and is_short and not runner.ended:
+                with self._step("next"), suppress(TrainingEnded):
+                    unbroken = runner.iterate(2)
+                self._found.is_once = not unbroken
+            runner.part()
         finally:
             close_all(resources, segment)
         self._found.checkpoint_bytes = len(payload)
@@ -213,8 +220,10 @@ class StepwiseCheck:
             return
         if saved == 0 and segment.max_iterations != 1:
             self._found.remarks.append(f"the function {WITHOUT_CHECKPOINT}")
+            self._found.resumes, self._found.restart = False, restarts.AGAIN
         elif segment.max_iterations != 1:
-            self._continue(replace(segment, from_iterations=1, until_iterations=2), payload)
+            seen = [metrics, unbroken] if unbroken else [metrics]
+            self._continue(replace(segment, from_iterations=1, until_iterations=2), payload, seen)
 
     def _made(self, segment: Segment, resources: list[Any], payload: bytes | None = None) -> Runner:
         if segment.training is not None:
@@ -238,8 +247,9 @@ class StepwiseCheck:
             self._found.metrics = dict(metrics)
         return metrics
 
-    def _continue(self, segment: Segment, payload: bytes) -> None:
+    def _continue(self, segment: Segment, payload: bytes, seen: Sequence[Mapping[str, float]]) -> None:
         resources: list[Any] = []
+        found: Mapping[str, float] | None = None
         try:
             with self._step("restore"):
                 runner = self._made(segment, resources, payload)
@@ -252,9 +262,15 @@ class StepwiseCheck:
             is_short = self._found.seconds["iteration"] <= _CONTINUED_S
             if not self._found.problems and (is_function or is_short):
                 with self._step("continue"), suppress(TrainingEnded):
-                    runner.iterate(2)
+                    found = runner.iterate(2)
         finally:
             close_all(resources, segment)
+        if isinstance(runner, FunctionRunner) and "continue" in self._found.seconds:
+            how = "" if runner.has_loaded else "again"
+            judged = restarts.of_restart(segment.metric, "function", seen, 1, found, how=how)
+            self._found.resumes, self._found.restart = judged.resumes, judged.line
+            self._found.remarks += [judged.remark] if judged.remark else []
+            self._found.problems += [TrialFault(line=f"continue: {judged.problem}")] if judged.problem else []
 
     @contextmanager
     def _step(self, name: str, *, goes_on: bool = False) -> Any:
@@ -326,7 +342,8 @@ def _problem(step: str, error: BaseException, order: CheckOrder) -> TrialFault:
         details = str(error.__cause__).strip()
     else:
         details = "" if own else _own_frames(error)
-    return TrialFault(line=line, details=details, is_final=failure.kind == "no_metric", may_be_here=no_memory)
+    is_final = failure.kind == "no_metric" or (step in ("restore", "continue") and failure.kind != "not_a_number")
+    return TrialFault(line=line, details=details, is_final=is_final, may_be_here=no_memory)
 
 
 def _own_frames(error: BaseException | None) -> str:

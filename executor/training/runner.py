@@ -518,6 +518,8 @@ class FunctionRunner(Runner):
         self._state_iterations = 0
         self.iteration = 0
         """The function's present iteration; less than the segment's while it repeats some."""
+        self.has_loaded = False
+        """Whether the function has asked for its checkpoint."""
         self._over = False
         self._go: SimpleQueue[None] = SimpleQueue()
         self._answers: SimpleQueue[Mapping[str, Any] | _Ended] = SimpleQueue()
@@ -576,6 +578,7 @@ class FunctionRunner(Runner):
             raise SegmentOver
 
     def checkpoint(self) -> Any:
+        self.has_loaded = True
         return None if self._state is None else unpickled(self._state, place_of(self.segment.device), self._folders)
 
     @property

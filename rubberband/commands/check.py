@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from tempfile import TemporaryFile
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,13 +19,17 @@ if TYPE_CHECKING:
     from rubberband.spec.experiment import Experiment
 
 _STDERR = 2
-"""File descriptor: the trial prints there, as stdout is for the answer."""
+"""File descriptor."""
+_LAST_LINES = 20
+"""Lines of the trial's output that a problem shows."""
+_MOST_BYTES = 20_000
 
 
 def check(
     file: FileArgument,
     limit: Annotated[str, typer.Option("--limit", metavar="DURATION", help="Time limit of the trial.")] = "5m",
-    quick: Annotated[bool, typer.Option("--quick", help="Leave out a program's extreme values.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not try a program with other values.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show all that the trial prints, on stderr.")] = False,
     output: TextOption = TextFormat.text,
     overrides: Overrides = None,
 ) -> None:
@@ -31,11 +37,12 @@ def check(
 
     Imports the entry point, trains one iteration of one configuration, saves a checkpoint, restores it in a new trial,
     and trains one more iteration if that takes only seconds. A TorchTrial trains two short iterations with a restart
-    between them and without, and on two workers if it may get several GPUs. The first iteration of a program is tried
-    with the extreme values of each range, each choice, and true and false too; --quick leaves these out. A script such
-    as train.py, or a command line in quotes, is checked with the experiment that `rubberband init` writes for it.
-    Reports the metrics, the size of the checkpoint and the time of each step. The trial runs on this machine, in a
-    process of its own, without Ray. Exit code 1: there are problems; each is printed with its fix.
+    between them and without, and on two workers if it may get several GPUs. A program is started again from its
+    checkpoint, compared with an unbroken run, and tried with other values: one parameter at a time, for its effect, and
+    the extreme values of all ranges; --quick leaves these out. A script such as train.py, or a command line in quotes,
+    is checked with the experiment that `rubberband init` writes for it. Reports the metrics, the size of the checkpoint
+    and the time of each step. The trial runs on this machine, in a process of its own, without Ray. Exit code 1: there
+    are problems; each is printed with its fix, below the last lines that the trial printed.
     """
     from rubberband.features import parts
     from rubberband.running.check import check_experiment
@@ -47,13 +54,21 @@ def check(
     experiment = _found(str(file), overrides or []) if is_found else load_experiment(file, overrides or [])
     search_path = (Path.cwd() if is_found else file.absolute().parent, Path.cwd())
     limit_s = parse_duration(limit)
-    report = check_experiment(experiment, search_path=search_path, limit_s=limit_s, output=_STDERR, quick=quick)
+    with TemporaryFile() as folded:
+        report = check_experiment(
+            experiment,
+            search_path=search_path,
+            limit_s=limit_s,
+            output=_STDERR if verbose else folded,
+            quick=quick,
+        )
+        last = [] if verbose or report.ok else _last_lines(folded)
     if output is TextFormat.json:
         print_json(report.to_json())
     else:
         for line in _lines(report):
             print(line)
-    _show_problems(report)
+    _show_problems(report, last)
     if not report.ok:
         raise typer.Exit(1)
     if output is TextFormat.text:
@@ -96,7 +111,9 @@ def _lines(report: CheckReport) -> Iterator[str]:
         went_on = ", and continued by another iteration" if _succeeded(report, "continue") else ""
         yield f"checkpoint     {size}{restored}{went_on}"
     if trial.to_try:
-        yield f"values         {trial.tried} of {trial.to_try} tried: extremes, each choice, and each true and false"
+        yield f"values         {trial.tried} of {trial.to_try} tried: each parameter alone, and extreme values together"
+    if trial.restart:
+        yield f"restart        {trial.restart}"
     if _succeeded(report, "restart"):
         yield f"restart        a fresh process goes on from a checkpoint alike, compared in {seconds['restart']:.2f} s"
     if _succeeded(report, "gang"):
@@ -107,14 +124,21 @@ def _succeeded(report: CheckReport, step: str) -> bool:
     return step in report.trial.seconds and not any(p.line.startswith(f"{step}: ") for p in report.trial.problems)
 
 
-def _show_problems(report: CheckReport) -> None:
+def _last_lines(output: IO[bytes]) -> list[str]:
+    """Return the last lines of the trial's output."""
+    output.seek(max(0, output.seek(0, os.SEEK_END) - _MOST_BYTES))
+    return output.read().decode("utf-8", "replace").rstrip().splitlines()[-_LAST_LINES:]
+
+
+def _show_problems(report: CheckReport, last: Sequence[str]) -> None:
+    """Print the findings, the problems last: above them what the trial printed, or where it failed."""
     from rubberband.files import home_notes
     from rubberband.installation import default_home
 
+    details = [each for problem in report.problems for each in problem.details.splitlines()[-_LAST_LINES:]]
+    for line in details or last:
+        print(line, file=sys.stderr)
     for remark in (*report.remarks, *home_notes(default_home())):
         print(f"note: {remark}", file=sys.stderr)
-    for problem in report.problems:
-        if problem.details:
-            print(problem.details, file=sys.stderr)
     for problem in report.problems:
         print(f"problem: {problem.line}", file=sys.stderr)

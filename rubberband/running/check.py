@@ -82,6 +82,7 @@ class CheckReport:
         seconds, size = self.trial.seconds.get("iteration", 0.0), self.trial.checkpoint_bytes
         checkpoint = "no checkpoint" if size is None else f"checkpoint {size / 1e6:.3g} MB"
         restored = ", restored" if "restore" in self.trial.seconds else ""
+        restored += f"; {self.trial.restart}" if self.trial.restart else ""
         return f"1 iteration in {seconds:.2f} s on the {self.hardware}: {metrics}; {checkpoint}{restored}"
 
     def to_json(self) -> dict[str, Any]:
@@ -96,6 +97,8 @@ class CheckReport:
             "metrics": dict(self.trial.metrics),
             "line": self.trial.line or None,
             "checkpoint_bytes": self.trial.checkpoint_bytes,
+            "resumes": self.trial.resumes,
+            "restart": self.trial.restart or None,
             "seconds": self.trial.seconds,
             "limit_s": self.limit_s,
             "problems": [asdict(problem) for problem in self.problems],
@@ -114,7 +117,7 @@ def check_experiment(
 ) -> CheckReport:
     """Check an experiment and its trial in a process of its own, with all problems. `output` is the trial's.
 
-    `home` is the one whose policy a run would keep, by default that of RUBBERBAND_HOME. `quick` leaves out the extreme
+    `home` is the one whose policy a run would keep, by default that of RUBBERBAND_HOME. `quick` leaves out the other
     values of a program.
     """
     experiment, problems = with_trial(experiment, search_path), list[TrialFault]()
@@ -258,6 +261,7 @@ def _checked(
                 max_gpus=max_gpus,
                 gangs=gangs,
                 device_id=gpu,
+                values={} if quick else _each_value(experiment.search.space),
                 extremes=() if quick else _extremes(experiment.search.space),
                 booleans=tuple(name for name in booleans if name not in known),
             )
@@ -291,6 +295,11 @@ def _extremes(space: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
         return configured(space, lambda path, domain: values[path][turn % len(values[path])])
 
     return tuple(map(extreme, range(turns)))
+
+
+def _each_value(space: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Return parameter -> its extreme values, or its options; without options that have parameters of their own."""
+    return {path[-1]: tuple(_values(domain)) for path, domain in leaves(space) if not domain.sub_spaces}
 
 
 def _values(domain: Domain) -> Sequence[Any]:

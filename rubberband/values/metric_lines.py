@@ -164,8 +164,8 @@ def numbers_in(line: str, pattern: re.Pattern[str] | None = None) -> dict[str, f
     """
     if pattern is not None and ITERATION in pattern.groupindex:
         match = pattern.search(line)
-        text = (match[ITERATION] if match else None) or ""
-        return {ITERATION: float(text)} if _is_number(text) else {}
+        number = re.match(_NUMBER, (match[ITERATION] if match else None) or "", re.IGNORECASE)
+        return {ITERATION: float(number[0])} if number else {}
     found = dict[str, float]()
     for other, word, number in _NUMBERED.findall(line):
         name = _SHORT.get(word.lower(), word.lower())

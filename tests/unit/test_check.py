@@ -107,6 +107,10 @@ def function(config):
     for done in range(start + 1, 100):
         rubberband.report({"score": done + config["x"]}, checkpoint=done)
 
+def forgetful(config):
+    for done in range(1, 100):
+        rubberband.report({"score": done + config["x"]}, checkpoint=done)
+
 def unsaved(config):
     while True:
         rubberband.report({"score": 1.0})
@@ -195,6 +199,11 @@ def test_a_function_continues_from_its_checkpoint_and_is_noted_if_it_has_none(co
     assert "continue" in good.trial.seconds
     assert unsaved.ok
     assert "Pass checkpoint=" in unsaved.remarks[0]
+    assert (good.trial.resumes, good.trial.restart) == (True, "resumes exactly")
+    forgetful = quickly(code, "forgetful")
+    assert forgetful.remarks[-1].endswith("call rubberband.get_checkpoint() at the start (docs/write-a-trial.md)")
+    for found in (forgetful.trial, unsaved.trial):
+        assert (found.resumes, found.restart) == (False, "starts again: every stage repeats its epochs")
     two = {"gpus_per_instance": 2, "price_per_hour": 1}
     assert quickly(code, "function", resources=two).ok
     (problem,) = quickly(code, "function", resources=two | {"gpus_per_trial": {"max": 2}}).problems

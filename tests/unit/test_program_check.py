@@ -47,7 +47,7 @@ def checked(
 ) -> CheckReport:
     Path("train.py").write_text(source)
     with mock.patch.object(check_module, "check", check_here):
-        return check_experiment(experiment({"command": command, **changes}, most), search_path=[Path.cwd()])
+        return check_experiment(experiment({"command": command, **changes}, most), search_path=[Path.cwd()], quick=True)
 
 
 def experiment(entrypoint: object, most: int, space: object = None) -> Experiment:
@@ -90,8 +90,8 @@ def test_a_program_that_resumes_passes_with_its_times_and_its_checkpoint() -> No
     [
         (
             FORGETS + TRAINS.format(save=SAVES),
-            "started again from the checkpoint of 1 iteration, the program starts from zero at each stage, and repeats "
-            "its iterations; load its checkpoint at the start",
+            "started again from the checkpoint of 1 iteration, the program starts from zero, as at each stage, and "
+            "repeats its iterations; load its checkpoint at the start (docs/commands.md)",
         ),
         (LOADS + TRAINS.format(save="pass"), "the program saved nothing in ${checkpoint}"),
         (LOADS + "rubberband.report({'loss': 1})", "the program ended after one report"),
@@ -203,7 +203,7 @@ def test_small_negative_values_are_tried(source: str, command: str, error: str, 
 @pytest.mark.long
 def test_values_are_tried_unless_it_has_to_be_quick() -> None:
     report = tried(SHIFT, "--shift=${shift}", SHIFTS)
-    assert (report.ok, report.trial.tried, report.trial.to_try) == (True, 3, 3)
+    assert (report.ok, report.trial.tried, report.trial.to_try) == (True, 4, 4)
     assert tried(SHIFT, "--shift ${shift}", SHIFTS, quick=True).trial.tried == 0
 
 
@@ -278,11 +278,13 @@ def test_a_boolean_that_the_program_reads_otherwise_is_a_problem(name: str, styl
     assert [each.line[: len(problem or "")] for each in report.problems] == ([] if problem is None else [problem])
 
 
-def test_a_boolean_without_an_effect_gets_a_remark() -> None:
+def test_a_boolean_without_an_effect_is_a_problem() -> None:
     space = {"late": {"type": "choice", "values": [True, False]}}
-    report = tried(READS.format(noise=False), "--late=${late}", space)
-    assert report.ok
-    assert "true and false of late give the same metrics in the first iteration" in report.remarks[-1]
+    [found] = tried(READS.format(noise=False), "--late=${late}", space).problems
+    assert found.line == (
+        "values: late changes nothing: True and False give the same output in the first iteration; the program has the "
+        "option and never uses it: use it, or leave it out of search.space"
+    )
 
 
 @pytest.mark.by_default(1)
@@ -310,11 +312,11 @@ def test_a_time_that_is_over_shows_what_was_waited_for(
 
 
 def test_a_run_announces_what_its_check_remarks(here: Path) -> None:
-    Path("train.py").write_text(FORGETS + TRAINS.format(save=SAVES))
+    Path("train.py").write_text(FORGETS + TRAINS.format(save=SAVES).replace("1 / epoch", "float(sys.argv[2]) / epoch"))
     given, announced = experiment({"command": "python train.py ${checkpoint} ${lr}"}, 1), list[str]()
     check_first(given, named_entrypoint(given, [here]), here / "home", None, announced.append)
     assert announced[0].startswith("checked python train.py")
-    assert any("starts from zero at each stage" in each for each in announced)
+    assert any("starts from zero, as at each stage" in each for each in announced)
 
 
 def test_a_program_that_saves_in_the_folder_of_all_trials_gets_a_remark() -> None:
@@ -322,6 +324,163 @@ def test_a_program_that_saves_in_the_folder_of_all_trials_gets_a_remark() -> Non
     report = checked(LOADS + TRAINS.format(save=save))
     assert report.ok
     assert "the program wrote snapshot.json into its folder, which all trials share" in report.remarks[0]
+
+
+LOOP = """
+import argparse, json, os, pathlib, random, sys, time
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.add_argument("--gamma", type=float, default=0.5)
+parser.add_argument("--epochs", type=int)
+parser.add_argument("--out", default=".")
+args = parser.parse_args()
+file = pathlib.Path(args.out, "state.json")
+epoch, x = json.loads(file.read_text()) if file.exists() else (0, 1.0)
+while epoch < args.epochs:
+    time.sleep(0.11)
+    x -= args.lr * x * args.gamma**epoch
+    epoch += 1
+    file.write_text(json.dumps([epoch, x]))
+    print(f"epoch {epoch} loss={x:.6f}", flush=True)
+"""
+LINE = "python train.py --lr ${lr} --gamma 0.9 --epochs ${max_t} --out ${checkpoint}"
+BOTH = {
+    "lr": {"type": "loguniform", "lower": 0.01, "upper": 0.5},
+    "gamma": {"type": "uniform", "lower": 0.1, "upper": 0.9},
+}
+
+
+def loops(replaced: str, by: str, *, quick: bool = True, command: str = LINE, space: object = None) -> CheckReport:
+    assert replaced in LOOP
+    given = experiment({"command": command, "metrics": "stdout"}, 1, space or {"lr": BOTH["lr"]})
+    Path("train.py").write_text(LOOP.replace(replaced, by))
+    with mock.patch.object(check_module, "check", check_here):
+        return check_experiment(given, search_path=[Path.cwd()], quick=quick)
+
+
+@pytest.mark.by_default(3)
+@pytest.mark.parametrize(
+    ("replaced", "by", "resumes", "restart"),
+    [
+        ("import argparse", "import argparse", True, "resumes exactly"),
+        ("if file.exists()", "if False", False, "starts again: every stage repeats its epochs"),
+        ("file.write_text", "str", False, "starts again: every stage repeats its epochs"),
+        ("x -= args", "x -= random.random() / 99 + args", True, "resumes; other random numbers (loss 0."),
+        (
+            "while",
+            "if epoch: print(f'epoch {epoch} loss={x:.6f}')\nwhile",
+            True,
+            "evaluates again after a restart: counted",
+        ),
+    ],
+)
+def test_the_restart_is_said_in_one_line(replaced: str, by: str, resumes: bool, restart: str) -> None:
+    report = loops(replaced, by)
+    assert report.ok
+    assert (report.trial.resumes, report.trial.restart[: len(restart)]) == (resumes, restart)
+    assert (report.to_json()["resumes"], report.to_json()["restart"]) == (resumes, report.trial.restart)
+
+
+@pytest.mark.by_default(2)
+@pytest.mark.parametrize(
+    ("replaced", "by", "problem"),
+    [
+        ("while", "if epoch: print(f'epoch {epoch} loss=9.5')\nwhile", "loss 9.5 for "),
+        ("while", "if epoch: sys.exit()\nwhile", "ends without a report, and an unbroken run goes on"),
+        ("while", "os.mkdir('exp')\nwhile", "FileExistsError"),
+    ],
+)
+def test_a_restart_that_loses_the_training_is_a_problem(replaced: str, by: str, problem: str) -> None:
+    [found] = loops(replaced, by).problems
+    assert found.line.startswith("continue: ")
+    assert problem in found.line
+    assert not Path("exp").exists(), "an empty folder would fail the next check too"
+
+
+@pytest.mark.by_default(2)
+@pytest.mark.parametrize("name", ["model.pt", "outputs/last.json"])
+@pytest.mark.parametrize("noise", ["", " + random.random() / 99"])
+def test_a_file_of_the_programs_folder_that_another_start_loads_is_a_problem(name: str, noise: str) -> None:
+    Path("outputs").mkdir()
+    with mock.patch(f"{__name__}.LOOP", LOOP.replace("x -= ", f"x -= 0{noise} + ").replace("epochs:", "epochs + 4:")):
+        [found] = loops(
+            "state.json", f"../{name}" if name == "" else name, command=LINE.rpartition(" --out")[0]
+        ).problems
+    assert found.line.startswith(f"another start: trials share {name} in the program's folder: another start without a")
+    assert ("goes on from what the first has left there" in found.line) or "ends without a report" in found.line
+    assert Path(name).exists() == (name != "model.pt"), "a run would load the model"
+
+
+def test_files_that_no_start_loads_are_no_problem() -> None:
+    writes = "    pathlib.Path('best.pt').write_text('x'); os.makedirs('lightning_logs/version_0', exist_ok=True)\n"
+    writes += "    pathlib.Path('lightning_logs/version_0/metrics.csv').write_text(str(epoch))\n"
+    Path("mine.pt").write_text("mine")
+    report = loops("    file.write", f"{writes}    file.write")
+    assert report.ok
+    [remark] = report.remarks
+    assert remark.startswith("the program wrote best.pt into its folder")
+    assert remark.endswith("; the check has removed best.pt")
+    assert sorted(path.name for path in Path().glob("*.pt")) == ["mine.pt"]
+
+
+def test_a_program_that_reports_once_at_its_end_gets_a_note() -> None:
+    report = loops("    print", "if True:\n    print")
+    assert report.trial.is_once
+    assert "an iteration is a whole training, and stopping it early saves nothing" in report.remarks[0]
+
+
+NO_USE = "the program has the option and never uses it"
+
+
+@pytest.mark.by_default(3)
+@pytest.mark.parametrize(
+    ("replaced", "by", "problem"),
+    [
+        (
+            "args.lr",
+            "0.1",
+            f"values: lr changes nothing: 0.498 and 0.01 give the same output in the first 8 iterations; {NO_USE}",
+        ),
+        ("file =", "print(args)\nargs.lr = 0.1\nfile =", "values: lr changes nothing: 0.498 and 0.01 give"),
+        (
+            "args.gamma",
+            "0.5",
+            f"values: gamma changes nothing: 0.899 and 0.101 give the same output in the first 8 iterations; {NO_USE}",
+        ),
+        (
+            "args.lr * x * args.gamma**epoch",
+            "0.1",
+            f"values: lr and gamma change nothing: two values of each give the same output; {NO_USE}",
+        ),
+        ("x -= args", "x -= random.random() / 99 + args", None),
+        ("args.gamma**epoch", "(args.gamma if epoch > 5 else 1)", None),
+    ],
+)
+def test_a_parameter_without_an_effect_is_a_problem(replaced: str, by: str, problem: str | None) -> None:
+    command = LINE.replace("0.9", "${gamma}")
+    report = loops(replaced, by, quick=False, command=command, space=BOTH)
+    assert [each.line[: len(problem or "")] for each in report.problems] == ([problem] if problem else [])
+
+
+def test_a_parameter_with_a_late_effect_gets_a_note() -> None:
+    report = loops(
+        "args.gamma**epoch",
+        "(args.gamma if epoch > 99 else 1)",
+        quick=False,
+        command=LINE.replace("0.9", "${gamma}"),
+        space=BOTH,
+    )
+    assert report.ok
+    assert report.remarks[-1].startswith(
+        "gamma changes nothing: 0.899 and 0.101 give the same output in the first 8 iterations: it has"
+    )
+
+
+def test_a_program_that_reads_no_arguments_is_a_problem() -> None:
+    source = "import time\nfor epoch in range(4): time.sleep(0.1); print(f'loss={0.9**epoch:.6f}', flush=True)"
+    [found] = tried(source, "${args}", BOTH).problems
+    assert found.line.startswith("values: lr and gamma change nothing: ")
+    assert "the program reads no arguments: read them with argparse" in found.line
 
 
 @pytest.mark.by_default(2)
@@ -437,11 +596,12 @@ def test_a_sharded_checkpoint_of_a_gang_is_a_problem(name: str) -> None:
     assert checked(source, "python train.py ${checkpoint} ${lr}").problems == ()
 
 
-def test_a_metric_of_the_loaded_checkpoint_gets_a_remark() -> None:
+def test_a_metric_of_the_loaded_checkpoint_without_a_number_gets_a_remark() -> None:
     loads = LOADS + "if done: print(f'=> loaded epoch {done}, loss={1 / done}')\n"
     prints = "print(f'loss={1 / epoch}')"
     trains = f"for epoch in range(done + 1, 9):\n    time.sleep(0.12)\n    if epoch > 1: {SAVES}\n    {prints}"
     report = checked(loads + trains, metrics="stdout")
+    assert report.trial.restart == "evaluates again after a restart: counted twice (loss 0.5)"
     assert any("of the last of these once more" in remark for remark in report.remarks), report.remarks
 
 

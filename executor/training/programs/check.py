@@ -6,7 +6,6 @@ It trains iterations, keeps a checkpoint, starts a second time from it, and comp
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,30 +13,27 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT, CheckpointRef
-from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault, brief, read_alike
+from rubberband.executor.training import restarts
+from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault
 from rubberband.executor.training.check_workers import failure_of, gang_of, train_side_by_side
 from rubberband.executor.training.failures import TrainingEnded, TrialFailure
+from rubberband.executor.training.programs import own_files
+from rubberband.executor.training.programs.another_start import AnotherStart
 from rubberband.executor.training.programs.runner import CommandRunner
+from rubberband.executor.training.programs.values import SPARE_S, Outcome, ProgramValues, Trained
 from rubberband.executor.training.run import close_all, make_runner, run_segment
 from rubberband.executor.training.segment import Segment, SegmentReport
-from rubberband.units import counted
-from rubberband.values.command import Booleans, ProgramCommand, switch_of, text_of
+from rubberband.values.command import ProgramCommand
 
 Metrics = Mapping[str, float]
 _PROGRAM_S = 30.0
 """More iterations are trained if the first one, with the program's start, took no longer than this."""
 _ANSWER_S = 1.0
 """Least time between two answers of an iteration that goes on."""
-_MOST_FILES = 20_000
-_TIMES_AS_LONG = 2.0
-"""The longest iteration with other values, in times of the first one."""
-_SPARE_S = 2.0
-"""Time of the check that is left for its answer."""
-_OF_PARSER = re.compile(r"^\S+: error: (argument|unrecognized|ambiguous|the following) ")
 _LOOK_ON_S = 1.0
 """Least time for which later lines are looked at."""
 _UNTIL_SAVED = 4
@@ -54,6 +50,9 @@ class ProgramCheck:
     """Goes through the steps of a program, and adds to the findings."""
 
     _shard: str | None = None
+    _first: Trained
+    _before: Mapping[str, int] | None
+    _after_first: Mapping[str, int] | None
 
     def __init__(
         self,
@@ -75,25 +74,50 @@ class ProgramCheck:
 
         That iteration is trained on two workers too, if a trial may have as many.
         """
-        segment, shared = self._order.segment, Path(self._entrypoint.search_path[0])
-        before = _files(shared)
-        with tempfile.TemporaryDirectory(prefix="rubberband-") as folder:
-            store = open_store(folder)
-            seen, checkpoint, saved = self._started(segment, store)
-            later = replace(segment, from_iterations=saved, until_iterations=saved + 1, checkpoint=checkpoint)
-            if self._shard is not None and self._order.max_gpus > 1:
-                self._found.problems.append(TrialFault(line=f"the {self._found.kind} saves {self._shard}"))
-            again = self._restarted(later, store, seen) if checkpoint is not None else seen[0]
-            if again and self._order.max_gpus > 1 and not self._found.problems:
-                self._compare(later, store, seen, again)
-        if not self._found.problems:
-            self._try_values(seen[0])
-        written = sorted(set(_files(shared).items()) - set(before.items()))
-        if written and self._found.kind == "program":
-            names = ", ".join(name for name, _ in written[:3]) + (", …" if len(written) > 3 else "")
+        segment, folder = self._order.segment, Path(self._entrypoint.search_path[0])
+        self._before = own_files.files_in(folder)
+        try:
+            with tempfile.TemporaryDirectory(prefix="rubberband-") as place:
+                store = open_store(place)
+                seen, checkpoint, saved = self._started(segment, store)
+                self._after_first = own_files.files_in(folder)
+                later = replace(segment, from_iterations=saved, until_iterations=saved + 1, checkpoint=checkpoint)
+                if self._shard is not None and self._order.max_gpus > 1:
+                    self._found.problems.append(TrialFault(line=f"the {self._found.kind} saves {self._shard}"))
+                again = self._restarted(later, store, seen) if checkpoint is not None else seen[0]
+                if checkpoint is None and segment.max_iterations != 1:
+                    self._afresh(seen)
+                    self._found.resumes, self._found.restart = False, restarts.AGAIN
+                if again and self._order.max_gpus > 1 and not self._found.problems:
+                    self._compare(later, store, seen, again)
+            if not self._found.problems and self._entrypoint.command and self._took_s <= _PROGRAM_S:
+                with self._step("values"), _silenced():
+                    ProgramValues(self._order, self._found, self._first, self._trained, self._until).run()
+        finally:
+            if self._found.kind == "program":
+                self._tidy(folder)
+
+    @property
+    def _took_s(self) -> float:
+        return self._found.seconds["set-up"] + self._found.seconds["iteration"]
+
+    def _tidy(self, folder: Path) -> None:
+        """Remove models that the check's starts have left in the program's folder; name what else they wrote there."""
+        new = own_files.written(self._before, own_files.files_in(folder))
+        assert self._before is not None or not new
+        left = own_files.told(new)
+        removed = [path for path in own_files.models(left) if path not in (self._before or ())]
+        for path in removed:
+            with suppress(OSError):
+                (folder / path).unlink()
+        for path in reversed([path for path in new if path.endswith("/")]):
+            with suppress(OSError):  # it is not empty
+                (folder / path).rmdir()
+        if left:
+            again = f"; the check has removed {own_files.shown(removed)}" if removed else ""
             self._found.remarks.append(
-                f"the program wrote {names} into its folder, which all trials share; below ${{checkpoint}}, save what "
-                "a trial loads again and others must not overwrite"
+                f"the program wrote {own_files.shown(left)} into its folder, which all trials share; below "
+                f"${{checkpoint}}, save what a trial loads again and others must not overwrite{again}"
             )
 
     def _started(self, segment: Segment, store: CheckpointStore) -> tuple[list[Metrics], CheckpointRef | None, int]:
@@ -105,6 +129,7 @@ class ProgramCheck:
             with self._step("iteration"):
                 seen = [self._iterated(runner)]
             self._found.metrics, self._found.line, seconds = dict(seen[0]), runner.line, self._found.seconds
+            self._first = Trained(seen[:], runner.printed(), runner.counting.first.numbers)
             goes_on = seconds["iteration"] <= _PROGRAM_S
             while goes_on and runner.saved_iterations(len(seen)) == 0 and len(seen) < _UNTIL_SAVED:
                 goes_on = self._next(runner, segment, seen)
@@ -157,9 +182,10 @@ class ProgramCheck:
             seen.append(runner.iterate(len(seen) + 1))
         if len(seen) == before == 1:
             self._found.seconds.pop("next")
+            self._found.is_once = True
             self._found.remarks.append(
-                f"the {self._found.kind} ended after one report, so that a trial is one iteration, and no stage stops "
-                "it early; report after each epoch"
+                f"the {self._found.kind} ended after one report: an iteration is a whole training, and stopping it "
+                "early saves nothing; report after each epoch, or write scheduler: {type: none}"
             )
         return len(seen) > before
 
@@ -192,15 +218,64 @@ class ProgramCheck:
             close_all(resources, segment)
         if found and self._found.first_extra_s is not None:
             self._found.first_extra_s = max(0.0, self._found.seconds["continue"] - self._found.seconds["next"])
-        if found and runner.counting.restart == "again":
-            self._found.remarks.append(
-                f"started again from the checkpoint of {counted(segment.from_iterations, 'iteration')}, the "
-                f"{self._found.kind} starts from zero at each stage, and repeats its iterations; load its checkpoint "
-                "at the start (docs/commands.md)"
-            )
-        elif found and (remark := _of_restart(segment, seen, found, self._found.kind)) is not None:
-            self._found.remarks.append(remark)
+        if "continue" in self._found.seconds:
+            self._judge(runner, segment, seen, found)
         return found
+
+    def _judge(self, runner: CommandRunner, segment: Segment, seen: Sequence[Metrics], found: Metrics | None) -> None:
+        """Compare the second start with the unbroken run, and with a third one that has no checkpoint."""
+        counting, saved, metric = runner.counting, segment.from_iterations, segment.metric
+        is_exact = found is not None and saved < len(seen) and found[metric] == seen[saved][metric]
+        judged = restarts.of_restart(
+            metric,
+            self._found.kind,
+            seen,
+            saved,
+            found,
+            how=counting.restart,
+            at_start=counting.start.metrics or None,
+            is_sure=counting.goes_on or counting.restart in ("numbers", "evaluates"),
+            fresh=self._afresh(seen, is_needed=not is_exact),
+        )
+        self._found.resumes, self._found.restart = judged.resumes, judged.line
+        if judged.problem:
+            self._found.problems.append(TrialFault(line=f"continue: {judged.problem}"))
+        if judged.remark:
+            self._found.remarks.append(judged.remark)
+
+    def _afresh(self, seen: Sequence[Metrics], *, is_needed: bool = False) -> Metrics | None:
+        """Return the first iteration of another start without a checkpoint, as another trial has; None without one.
+
+        It is tried where the program has written into its folder, or `is_needed`.
+        """
+        folder, is_program = Path(self._entrypoint.search_path[0]), self._found.kind == "program"
+        new = own_files.written(self._before, self._after_first) if is_program else []
+        if not (new or is_needed) or time.monotonic() + 2.0 * self._took_s + SPARE_S > self._until:
+            return None
+        config, until = self._order.segment.config, self._until - SPARE_S
+        with self._step("another start"), _silenced():
+            start = AnotherStart(folder, self._before or (), new, lambda: self._trained(None, config, 1, until))
+            other = start.outcome
+            if fault := start.fault(self._first, len(seen), self._order.segment.metric):
+                self._found.problems.append(TrialFault(line=f"another start: {fault}"))
+        return other.metrics[0] if isinstance(other, Trained) else None
+
+    def _trained(self, command: ProgramCommand | None, config: Mapping[str, Any], number: int, until: float) -> Outcome:
+        """Return the first iterations of a start, or its failure; None if they last too long."""
+        segment, resources, seen = replace(self._order.segment, config=config), list[Any](), list[Metrics]()
+        try:
+            runner = self._made(segment, resources, command=command)
+            for iteration in range(1, number + 1):
+                if (metrics := _until(runner.steps(iteration), until)) is None:
+                    return None
+                seen.append(metrics)
+        except TrainingEnded:
+            pass
+        except TrialFailure as failure:
+            return failure
+        finally:
+            close_all(resources, segment)
+        return Trained(seen, runner.printed(), runner.counting.first.numbers)
 
     def _compare(self, segment: Segment, store: CheckpointStore, seen: Sequence[Metrics], one: Metrics) -> None:
         """Train the iteration on two workers, and compare its metric with that of one worker."""
@@ -224,51 +299,6 @@ class ProgramCheck:
             self._found.remarks.append(remark)
             self._found.seconds.pop("gang")
 
-    def _try_values(self, first: Metrics) -> None:
-        """Train the first iteration with extreme values too, and with the other value of each boolean."""
-        seconds, config, command = self._found.seconds, self._order.segment.config, self._entrypoint.command
-        took_s = seconds["set-up"] + seconds["iteration"]
-        if command is None or took_s > _PROGRAM_S:
-            return
-        booleans = [name for name in self._order.booleans if isinstance(config.get(name), bool)]
-        self._found.to_try = len(self._order.extremes) + len(booleans)
-        most_s = _TIMES_AS_LONG * took_s + _LOOK_ON_S
-
-        def train(command: ProgramCommand, config: Mapping[str, Any]) -> Metrics | TrialFailure | None:
-            return self._first_iteration(command, config, min(time.monotonic() + most_s, self._until - _SPARE_S))
-
-        with self._step("values"), _silenced():
-            for number in range(self._found.to_try):
-                if time.monotonic() + _SPARE_S >= self._until:
-                    return
-                if number < len(self._order.extremes):
-                    found = of_extremes(train, command, self._order.extremes[number])
-                else:
-                    found = of_boolean(train, command, config, booleans[number - len(self._order.extremes)], first)
-                self._found.tried += 1
-                if isinstance(found, TrialFault) and found not in self._found.problems:
-                    self._found.problems.append(found)
-                elif isinstance(found, str):
-                    self._found.remarks.append(found)
-
-    def _first_iteration(
-        self, command: ProgramCommand, config: Mapping[str, Any], until: float
-    ) -> Metrics | TrialFailure | None:
-        """Return the metrics of the first iteration, or its failure; None if it lasts too long."""
-        segment, resources = replace(self._order.segment, config=config), list[Any]()
-        try:
-            steps = self._made(segment, resources, command=command).steps(1)
-            while time.monotonic() < until:
-                next(steps)
-        except StopIteration as end:
-            metrics: Metrics = end.value
-            return metrics
-        except TrialFailure as failure:
-            return failure
-        finally:
-            close_all(resources, segment)
-        return None
-
     def _made(
         self,
         segment: Segment,
@@ -284,66 +314,15 @@ class ProgramCheck:
         return runner
 
 
-Train = Callable[[ProgramCommand, Mapping[str, Any]], Metrics | TrialFailure | None]
-"""Trains the first iteration of a program by a command line and a configuration."""
-
-
-def of_extremes(train: Train, command: ProgramCommand, config: Mapping[str, Any]) -> TrialFault | str | None:
-    """Return what is wrong with extreme values, as a problem or a remark; None if nothing is known to be."""
-    failure = train(command, config)
-    if not _fails(failure):
-        return None
-    joined, words = list[str](), list[str]()
-    for before, word in zip(("", *command.words), command.words, strict=False):
-        name = word.removeprefix("${").removesuffix("}")
-        if word == f"${{{name}}}" and text_of(config.get(name), command.booleans).startswith("-"):
-            if switch_of(before, word) is not None:
-                words.pop()
-                joined.append(word := f"{before}={word}")
-            elif "--" not in words:
-                words.append("--")
-                joined.append(f"-- {word}")
-        words.append(word)
-    if joined and not _fails(train(replace(command, words=tuple(words)), config)):
-        why, _, _ = str(failure).partition(" (")
-        return TrialFault(
-            line=f"values: the program takes a value that begins with - for an option: {why}; write {' '.join(joined)} "
-            "in entrypoint.command"
-        )
-    line = f"with {brief(config)} the program fails: {failure}"
-    return TrialFault(line=f"values: {line}") if _OF_PARSER.search(str(failure)) else line
-
-
-def of_boolean(
-    train: Train, command: ProgramCommand, config: Mapping[str, Any], name: str, first: Metrics
-) -> TrialFault | str | None:
-    """Return what is wrong if a boolean's two values train the same: how the program reads them; None if they do not.
-
-    `first`: the metrics by `config`. Another style of writing them may make a difference.
-    """
-    other = {**config, name: not config[name]}
-    if train(command, other) != first:
-        return None
-
-    def differ(style: str) -> bool:
-        styled = replace(command, booleans=style)
-        one, two = train(styled, config), train(styled, other)
-        return isinstance(one, Mapping) and isinstance(two, Mapping) and one != two
-
-    for style in (each for each in get_args(Booleans) if each != command.booleans):
-        if differ(style):
-            return TrialFault(line=f"values: {read_alike(name, 'the program', command.booleans, style)}")
-    if differ("1/"):
-        return TrialFault(line=f"values: {read_alike(name, 'the program', command.booleans, None)}")
-    return (
-        f"true and false of {name} give the same metrics in the first iteration: it changes nothing there, or the "
-        "program does not read it"
-    )
-
-
-def _fails(outcome: Metrics | TrialFailure | None) -> bool:
-    """Whether the program fails by itself; training that diverges belongs to a search."""
-    return isinstance(outcome, TrialFailure) and outcome.kind != "not_a_number"
+def _until(steps: Iterator[None], until: float) -> Metrics | None:
+    """Return what an iteration reports; None if it lasts longer."""
+    while time.monotonic() < until:
+        try:
+            next(steps)
+        except StopIteration as end:
+            metrics: Metrics = end.value
+            return metrics
+    return None
 
 
 @contextmanager
@@ -357,27 +336,6 @@ def _silenced() -> Iterator[None]:
         os.dup2(kept, 1)
         os.close(kept)
         os.close(nowhere)
-
-
-def _of_restart(segment: Segment, seen: Sequence[Metrics], found: Metrics, kind: str) -> str | None:
-    """Return what is wrong with the first metrics after a second start; None if nothing is known to be."""
-    metric, saved = segment.metric, segment.from_iterations
-    if saved >= len(seen) or found[metric] == seen[saved][metric]:
-        return None
-    begin = f"started again from the checkpoint of {counted(saved, 'iteration')}, the {kind} reports "
-    if found[metric] == seen[0][metric]:
-        advice = "load its checkpoint at the start"
-        advice += ", and report no metric of what is loaded" if saved == 1 else ""
-        return (
-            f"{begin}{metric}={found[metric]:.6g} as in its first: it starts from zero at each stage; {advice} "
-            "(docs/commands.md)"
-        )
-    if found[metric] == seen[saved - 1][metric]:
-        return (
-            f"{begin}{metric}={found[metric]:.6g} of the last of these once more, which counts as a new iteration; "
-            "report no metric of what is loaded, and save before the report (docs/commands.md)"
-        )
-    return None
 
 
 def _of_gang(metric: str, one: float, two: float, again: float | None) -> str | None:
@@ -406,17 +364,3 @@ def _of_gang(metric: str, one: float, two: float, again: float | None) -> str | 
 
 def _relative(one: float, other: float) -> float:
     return abs(one - other) / max(abs(one), abs(other), 1e-12)
-
-
-def _files(folder: Path) -> dict[str, int]:
-    """Return path -> time of change of the files in a folder, without hidden ones; nothing where there are many."""
-    found: dict[str, int] = {}
-    for top, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith((".", "__pycache__"))]
-        for name in names:
-            path = Path(top, name)
-            with suppress(OSError):
-                found[str(path.relative_to(folder))] = path.stat().st_mtime_ns
-        if len(found) > _MOST_FILES:
-            return {}
-    return found

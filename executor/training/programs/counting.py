@@ -49,6 +49,15 @@ class Counting:
         self._is_behind = False
         """Whether numbers have not passed the latest iteration's yet."""
         self.restart: Restart = ""
+        self.start = Seen()
+        """The first line of this start from a checkpoint, which may be no new iteration."""
+        self.goes_on = False
+        """Whether numbers, or files that it has read, show that this start goes on from its checkpoint."""
+
+    @property
+    def first(self) -> Seen:
+        """Return the trial's first line."""
+        return self._first
 
     def kept(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of it."""
@@ -69,7 +78,11 @@ class Counting:
         if not is_first and passes(seen.numbers, before.numbers) is False:
             self._rises = False  # they do not number iterations
         if is_first and iterations:
-            self._look(seen, iterations, has_read())
+            self.start, is_read = seen, has_read()
+            self._look(seen, iterations, is_read)
+            self.goes_on = self.restart != "again" and (
+                is_read is True or passes(seen.numbers, self._last.numbers) is True
+            )
         is_old = self._left > 0
         if self._is_behind:
             is_old = self._is_behind = self._rises and passes(seen.numbers, self._last.numbers) is False

@@ -47,6 +47,8 @@ from rubberband.values.metric_lines import numbers_in
 
 _MOST_SHOWN = 300
 """Characters of the last lines in a failure's message; its details have them whole."""
+_MOST_LINES = 20
+"""Lines of an iteration's output that are compared with those of another start."""
 LONG_S = 30.0
 """An iteration that is ended after more seconds has a line in the trial's log: it may have hung."""
 _LOOK_S = 0.02
@@ -479,6 +481,14 @@ class CommandRunner(Runner):
         assert self._printed is not None
         last = self._masked(" | ".join(line.strip() for line in tuple(self._printed.last)))  # before it is cut
         return last and f"; its last lines: {last if len(last) <= _MOST_SHOWN else f'…{last[-_MOST_SHOWN:]}'}"
+
+    def printed(self) -> list[str]:
+        """Return the last lines of the program's output, up to that of the metric; none where it is in a file."""
+        if self._printed is None or self._command.metrics.file is not None:
+            return []
+        lines = [self._masked(line.strip()) for line in tuple(self._printed.last)]
+        end = len(lines) - lines[::-1].index(self.line) if self.line in lines else len(lines)
+        return lines[:end][-_MOST_LINES:]
 
     def waits(self) -> str:
         """Return what it waits for, in a sentence without its end: no report has come; empty where none is due."""
