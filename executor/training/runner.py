@@ -54,7 +54,7 @@ MAX_NAME_LENGTH = 200
 MOST_NAMED = 20
 
 
-_OF_TRAINING = re.compile(r"loss|grad|gnorm", re.IGNORECASE)
+_OF_TRAINING = re.compile(r"loss|grad|norm", re.IGNORECASE)
 """Metrics that are finite unless training has diverged."""
 _OF_EVALUATION = re.compile(r"(?<![a-z])(val|valid|validation|eval|dev|test)(?![a-z])", re.IGNORECASE)
 _INFINITE = (3.38e38, 3.41e38)

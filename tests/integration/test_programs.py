@@ -377,12 +377,13 @@ def test_a_program_that_fails_shows_its_last_lines(trial: Trial, source: str, me
 
 
 @pytest.mark.by_default(1)
-@pytest.mark.parametrize("pattern", [None, r"'loss': '?(?P<loss>[0-9.]+)"])
+@pytest.mark.parametrize("pattern", [None, r"loss[\"']: '?(?P<loss>[0-9.]+)"])
 @pytest.mark.parametrize(
     ("line", "why"),
     [
         ("{'loss': 0.0, 'grad_norm': nan, 'epoch': 2.0}", "0 beside grad_norm=nan: training has diverged"),
         ("{'loss': '0', 'grad_norm': 'nan', 'epoch': '2'}", "0 beside grad_norm=nan: training has diverged"),
+        ('{"loss": 0.0, "grad_norm": NaN, "epoch": 2}', "0 beside grad_norm=nan: training has diverged"),
         ("{'loss': 0.4, 'grad_norm': nan, 'epoch': 2.0}", "0.4 beside grad_norm=nan: training has diverged"),
     ],
 )
@@ -393,7 +394,7 @@ def test_a_printed_loss_that_a_library_has_left_out_is_no_result(
         import time
         print("{{'loss': 0.7, 'grad_norm': 1.5, 'epoch': 1.0}}", flush=True)
         time.sleep(0.15)
-        print("{line}", flush=True)
+        print({line!r}, flush=True)
     """
     metrics = Metrics(source="stdout", pattern=pattern)
     items = trial.run(source, "", metrics=metrics, max_iterations=2)

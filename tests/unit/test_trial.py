@@ -175,6 +175,7 @@ def test_a_segment_that_is_not_walked_to_its_end_closes_the_trial(store):
             "not_a_number",
             "'loss' is 0 beside grad_norm=nan: training has diverged",
         ),
+        ({"loss": 0.0, "norm": math.nan}, "not_a_number", "'loss' is 0 beside norm=nan"),
         ({"loss": 0.7, "eval/loss": math.nan}, "not_a_number", "'loss' is 0.7 beside eval/loss=nan"),
         ({"loss": 0.0, "val_loss": math.inf}, "not_a_number", "'loss' is 0 beside val_loss=inf"),
         ({"loss": float(np.finfo(np.float32).max)}, "not_a_number", "'loss' is 3.4e+38, which stands for infinity"),
