@@ -30,6 +30,7 @@ def steps(door: Door, *, only_init: bool) -> Iterator[str]:
         yield door.summary()
         return
     door.change()
+    door.require_right()
     check = door.check()
     assert check.returncode == 0, f"check: {check.stderr.strip()[-600:]}"
     best = door.run()

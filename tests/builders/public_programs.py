@@ -195,6 +195,12 @@ class Door:
         assert search["mode"] == found[0][1], f"{search['metric']} is not to be {search['mode']}"
         return search["metric"], found[0][1], found[0][2]
 
+    def require_right(self) -> None:
+        """Raise AssertionError if the file has a metric that its user would not tune, or an unknown parameter."""
+        known = set(self.program.options) if self.metric else set()
+        space = {name.replace("-", "_") for name in self.experiment["search"]["space"]}
+        assert space <= known, f"{sorted(space - known)} are no parameters of it"
+
     def compare(self, best: TrialResult) -> None:
         """Raise AssertionError where the winner's curve differs from what it prints by hand."""
         metric, _, _ = self.metric

@@ -46,6 +46,7 @@ def test_the_winner_equals_the_program_by_hand(name: str, tmp_path: Path) -> Non
     door = Door(program_of(name), tmp_path)
     assert door.init().returncode == 0, door.said[-1]
     door.change()
+    door.require_right()
     assert door.check().returncode == 0, door.said[-1]
     door.compare(door.run())
 
