@@ -34,7 +34,7 @@ Socket = Literal[
     "attempt",  # class of the attempts of a trial with parameter servers
     "server",  # takes the entry point, the segment, its number and a listener, and serves parameters
     "servers",  # takes their number, and returns servers of this process
-    "programs",  # module that reads programs: `is_program`, `findings_of`, `booleans_of`, `patch_of`
+    "programs",  # module that reads, looks at and patches programs: `findings_of`, `look`, `patch_of`
     "program check",  # takes what `checking.py` passes, and returns what checks a program
     "runnable",  # takes an experiment, and raises InputError for words that no machine can keep
     "installed",  # takes an experiment, and raises InputError for words that this machine cannot keep

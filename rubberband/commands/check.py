@@ -79,12 +79,12 @@ def check(
 
 def _found(program: str, overrides: Sequence[str]) -> Experiment:
     """Return the experiment that `init` would write for a program, in the current folder."""
-    from rubberband.commands.init import DEFAULT_FILE, seen_in
+    from rubberband.commands.init import DEFAULT_FILE, looked_at, seen_in
     from rubberband.running.first_file import text_of
     from rubberband.spec.loading import parse_experiment
 
     path = Path(DEFAULT_FILE)
-    seen = seen_in(program, path)
+    seen = looked_at(seen_in(program, path), path)
     for remark in seen.remarks:
         print(f"note: {remark}", file=sys.stderr)
     return parse_experiment(text_of(seen, path), source=program, overrides=overrides)

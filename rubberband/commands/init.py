@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import click
 import typer
+import typer.core
 
 from rubberband.commands.common import argument, option
-from rubberband.errors import InputError
+from rubberband.commands.folding import Folded
+from rubberband.errors import InputError, RubberbandError
 
 if TYPE_CHECKING:
     from rubberband.executor.training.check_findings import TrialCheck
@@ -22,65 +27,150 @@ DEFAULT_FILE = "experiment.yaml"
 MODULE = "my_trial"
 CHECK_S = 120.0
 """Time for the iteration that is tried."""
+_LONG_S = 30.0
+"""A longer iteration is not tried after the look."""
+_MOST_CHOICES = 6
+_LAST_LINES = 12
+"""Lines of a program that are shown where it failed, and no terminal shows them as they come."""
 
 
-def init(
-    trial: Annotated[
-        str | None,
+class _Init(typer.core.TyperCommand):
+    """Command whose last words are those of a program: its own options may stand among them, or before a --."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Move the command's own options before the program."""
+        takes = {
+            name: not getattr(each, "is_flag", False)
+            for each in self.get_params(ctx)
+            for name in each.opts + each.secondary_opts
+        }
+        own, words, rest = list[str](), list[str](), list(args)
+        while rest:
+            word = rest.pop(0)
+            name, _, value = word.partition("=")
+            if word == "--":
+                words += rest
+                break
+            if name in takes and name.startswith("-"):
+                own += [word, *rest[:1]] if takes[name] and not value else [word]
+                del rest[: takes[name] and not value]
+            else:
+                (words if words or not word.startswith("-") else own).append(word)
+        return super().parse_args(ctx, [*own, *(["--", *words] if words else [])])
+
+
+init = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@init.command("init", cls=_Init)
+def _init(
+    words: Annotated[
+        list[str] | None,
         argument(
-            "TRIAL",
-            "module:Class, module:function, a script such as train.py, or a command line in quotes; without it, a "
+            "[PROGRAM [WORDS]...]",
+            "A script such as train.py, or a command, with its words; module:Class or module:function; without it, a "
             "small trial is written too.",
         ),
     ] = None,
-    file: Annotated[Path | None, argument("FILE", f"The file to write. [default: {DEFAULT_FILE}]")] = None,
-    metric: Annotated[
-        str | None, option("--metric", "NAME", "The metric that ranks trials. [default: as found in the trial]")
+    file: Annotated[
+        Path | None,
+        option("--file", "FILE", f"The file to write. [default: the program's name with .yaml, else {DEFAULT_FILE}]"),
     ] = None,
+    metric: Annotated[
+        str | None, option("--metric", "NAME", "The metric that ranks trials. [default: the best that was seen]")
+    ] = None,
+    mode: Annotated[
+        Literal["min", "max"] | None,
+        option("--mode", "min|max", "Whether less or more of it is better. [default: by its name]"),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: take the best metric.")] = False,
+    wait: Annotated[
+        str, typer.Option("--wait", metavar="DURATION", help="How long a program may take until its first metric.")
+    ] = "60s",
     check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Try one iteration, to find its metric and its duration.")
+        bool, typer.Option("--check/--no-check", help="Try one iteration, to find its duration and its checkpoint.")
     ] = True,
     patch: Annotated[
         bool,
-        typer.Option("--patch", help="Print a diff that gives the script TRIAL lines of checkpoint, and end."),
+        typer.Option("--patch", help="Print a diff that gives the script PROGRAM lines of checkpoint, and end."),
     ] = False,
     apply: Annotated[bool, typer.Option("--apply", help="With --patch: write the patched script beside it.")] = False,
 ) -> None:
-    """Write an experiment file for a trial.
+    """Write an experiment file for a program or a trial.
 
-    Finds the parameters that the trial reads from its configuration, and the metrics that it reports, and tries one
-    iteration. The parameters of a program are the options of its ArgumentParser: it runs until it parses them, and no
-    further. Ranges are guesses: adapt them. Without TRIAL, a small trial to start from is written as well. Nothing is
-    overwritten.
+    Starts the program, finds its metric in what it prints, and stops it in its second epoch. Its parameters are the
+    options of its parser, and those of a trial in Python what it reads from its configuration. Then one iteration is
+    tried. Ranges are guesses: adapt them. Options of init may stand anywhere; all words after -- are the program's.
+    Without PROGRAM, a small trial to start from is written as well. Nothing is overwritten. Exit code 1: something that
+    a search needs was not found, and nothing was written.
     """
-    from importlib.util import find_spec
+    from rubberband.units import parse_duration
 
-    from rubberband.features import parts
-    from rubberband.running.first_file import text_of
-
+    trial = _trial_of(words or [])
     if patch or apply:
         _patch(trial, apply=apply)
         return
-    path = file or Path(DEFAULT_FILE)
-    is_file = trial is not None and file is None and ":" not in trial
-    if trial is not None and is_file and not any(programs.is_program(trial) for programs in parts("programs")):
-        path, trial = Path(trial), None
-    _require_new(path)
-    made = path.parent / f"{MODULE}.py" if trial is None else None
+    made = (file or Path(DEFAULT_FILE)).parent / f"{MODULE}.py" if trial is None else None
+    if file is not None:
+        _require_new(file)
     if made is not None:
-        _write(made, _TORCH if find_spec("torch") is not None else _PLAIN)
+        _require_new(path := file or Path(DEFAULT_FILE))
+        _write(made, _template())
         trial = f"{MODULE}:MyTrial"
     assert trial is not None
     try:
-        seen = seen_in(trial, path)
-        seen = seen if metric is None else replace(seen, metric=metric)
-        found = _tried(seen, path, metric) if check else seen
-        _write(path, text_of(found, path))
+        seen = seen_in(trial, file or Path(DEFAULT_FILE))
+        path = file or Path(_named_after(seen))
+        _require_new(path)
+        found, report = _found(seen, path, metric, mode, wait_s=parse_duration(wait), asks=not yes, check=check)
+        _write(path, text_of_findings(found, path))
     except BaseException:  # Ctrl-C too: a second try would not overwrite it
         if made is not None:
             made.unlink()
         raise
-    _conclude(found, path)
+    _conclude(found, report, path)
+
+
+def _trial_of(words: Sequence[str]) -> str | None:
+    """Return the trial or the program that the words name, as a text; None: they are empty."""
+    from rubberband.features import parts
+    from rubberband.values.command import line_of
+
+    if not words:
+        return None
+    first, *rest = words
+    is_line = " " in first.strip() and not Path(first).exists()
+    text = " ".join([first, *([line_of(rest)] if rest else [])]) if is_line else line_of(words) if rest else first
+    name = rest[0] if rest else first
+    if len(rest) < 2 and name.endswith((".yaml", ".yml", ".json")) and not Path(name).exists():
+        program = f"{shlex.quote(first)} " if rest else ""
+        raise InputError(f"there is no {name}; the file to write is named by --file: init {program}--file {name}")
+    if any(programs.is_program(text) for programs in parts("programs")) and not _is_trial(first, rest):
+        return text
+    if rest:
+        raise InputError(f"{first} is no program, and takes no words such as {rest[0]}; leave them out")
+    if ":" not in first:
+        trial = f"module:Class, such as {first}:MyTrial" if Path(f"{first}.py").exists() else "module:Class"
+        raise InputError(f"{first} is neither a trial ({trial}) nor a program (a script, or a command with its words)")
+    return first
+
+
+def _is_trial(first: str, rest: Sequence[str]) -> bool:
+    """Whether words begin with a trial in Python, and not with a program."""
+    return bool(rest) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", first) is not None
+
+
+def _named_after(seen: TrialFindings) -> str:
+    """Return the name of the file for a program: train.yaml for train.py, and for python -m pkg.train."""
+    from rubberband.values.command import script_of
+
+    words = list(seen.command)
+    if not words:
+        return DEFAULT_FILE
+    named = script_of(words) or next((word for word in words if word.endswith(".sh")), None)
+    if named is None:
+        named = words[words.index("-m") + 1].replace(".", "/") if "-m" in words[:-1] else words[0]
+    return f"{Path(named).stem}.yaml"
 
 
 def _patch(script: str | None, *, apply: bool) -> None:
@@ -105,13 +195,9 @@ def _patch(script: str | None, *, apply: bool) -> None:
 
 def _require_new(path: Path) -> None:
     if path.exists():
-        raise InputError(f"{path} exists, and is not overwritten; give another path: rubberband init TRIAL OTHER.yaml")
+        raise InputError(f"{path} exists, and is not overwritten; give another path: --file OTHER.yaml")
     if path.suffix not in (".yaml", ".yml", ".json"):
-        trial = f"module:Class, such as {path}:MyTrial" if path.with_suffix(".py").exists() else "module:Class"
-        raise InputError(
-            f"{path} is neither a trial ({trial}, a script, or a command line in quotes) nor the name of an experiment "
-            "file; end that with .yaml"
-        )
+        raise InputError(f"--file {path}: an experiment file ends with .yaml; words of the program stand after --")
 
 
 def _write(path: Path, text: str) -> None:
@@ -130,7 +216,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def seen_in(trial: str, path: Path) -> TrialFindings:
-    """Import a trial and read its source, or look at a program, for the file at `path`.
+    """Import a trial and read its source, or that of a program, for the file at `path`.
 
     Raises EntrypointError, or InputError for a program that cannot be run as it is.
     """
@@ -144,11 +230,135 @@ def seen_in(trial: str, path: Path) -> TrialFindings:
     return findings_of_code(trial, path)
 
 
+def _require_parameters(seen: TrialFindings) -> None:
+    """Raise RubberbandError where there is nothing to search."""
+    from rubberband.values.command import line_of
+
+    if seen.space:
+        return
+    trial = line_of(seen.start) or seen.entrypoint
+    why = "".join(f" ({remark})" for remark in seen.remarks[:1])
+    if seen.command:
+        raise RubberbandError(
+            f"no parameter was found in {trial}{why}; give some with their values, as in: rubberband init {trial} --lr "
+            "0.1"
+        )
+    raise RubberbandError(f'no parameter was found in {trial}; read one from its configuration, as in config["lr"]')
+
+
+# A look at a run of a program.
+
+
+def looked_at(
+    seen: TrialFindings,
+    path: Path,
+    metric: str | None = None,
+    mode: str | None = None,
+    *,
+    wait_s: float = 60.0,
+    asks: bool = False,
+) -> TrialFindings:
+    """Look at a run of a program, and return the findings with its metric. Raises RubberbandError if it has none."""
+    from rubberband.features import part
+    from rubberband.values.command import line_of
+
+    _require_parameters(seen)
+    if not seen.start:
+        return seen
+    programs, line = part("programs"), line_of(seen.start)
+    with Folded(f"looking at {line}") as folded:
+        found = programs.look(
+            seen, path.absolute().parent, wait_s=wait_s, show=folded.add, metric=metric or seen.metric or None
+        )
+    print(f"looked at {line}: {found.lines} lines in {found.seconds:.1f} s", file=sys.stderr)
+    choice, better = _chosen(found.choices, mode or seen.mode, asks=asks and metric is None)
+    looked: TrialFindings = programs.with_look(seen, found, choice, better)
+    return looked
+
+
+def _chosen(choices: Sequence[Any], mode: str, *, asks: bool) -> tuple[Any, str]:
+    """Return the metric and its mode: the best, or on a terminal the one that the user chooses."""
+    from rubberband.running.first_file import mode_of
+
+    known = [(choice, mode or mode_of(choice.name)) for choice in choices]
+    open_ones = [(choice, each) for choice, better in known for each in ([better] if better else ["max", "min"])][
+        :_MOST_CHOICES
+    ]
+    if asks and len(open_ones) > 1 and sys.stdin.isatty() and sys.stderr.isatty():
+        return open_ones[_asked([_shown(*each) for each in open_ones])]
+    choice, better = known[0]
+    if not better:
+        raise RubberbandError(
+            f"the name of {choice.name} ({choice.line}) does not say whether more of it is better; add --mode max or "
+            "--mode min"
+        )
+    if len(known) > 1:
+        others = ", ".join(dict.fromkeys(each.name for each, _ in known[1:_MOST_CHOICES] if each.name != choice.name))
+        print(f"took {choice.name} ({better})" + (f"; --metric takes {others}" if others else ""), file=sys.stderr)
+    return choice, better
+
+
+def _shown(choice: Any, mode: str) -> str:
+    more = "more" if mode == "max" else "less"
+    return f"{choice.name} ({more} is better)  {choice.line}"
+
+
+def _asked(choices: Sequence[str]) -> int:
+    """Ask which choice is meant, by its number; the first by default. Raises KeyboardInterrupt at its end."""
+    print("Which metric ranks the trials?", file=sys.stderr)
+    for number, choice in enumerate(choices, start=1):
+        print(f"  {number}  {choice}", file=sys.stderr)
+    try:
+        number = typer.prompt("metric", default=1, type=click.IntRange(1, len(choices)), err=True)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    return int(number) - 1
+
+
 # The iteration that is tried.
 
 
-def _tried(seen: TrialFindings, path: Path, asked: str | None) -> TrialFindings:
-    """Try an iteration, for its seconds, and for the metric if it has another name. Problems are kept."""
+def _found(
+    seen: TrialFindings,
+    path: Path,
+    metric: str | None,
+    mode: str | None,
+    *,
+    wait_s: float,
+    asks: bool,
+    check: bool,
+) -> tuple[TrialFindings, CheckReport | None]:
+    """Look at a run of a program, and try one iteration of it, or of a trial."""
+    from rubberband.features import part
+
+    if not seen.start:
+        _require_parameters(seen)
+        seen = replace(seen, metric=metric or seen.metric, mode=mode or seen.mode)
+        return _tried(seen, path, metric) if check else (seen, None)
+    programs, folder = part("programs"), path.absolute().parent
+    before, report = programs.files_of_models(folder), None
+    try:
+        seen = looked_at(seen, path, metric, mode, wait_s=wait_s, asks=asks)
+        _clear_away(folder, before)
+        if check and (seen.iteration_s or 0.0) <= _LONG_S:
+            seen, report = _tried(seen, path, seen.metric)
+        elif check:
+            print(f"note: no iteration was tried, as one takes {seen.iteration_s:.0f} s", file=sys.stderr)
+    finally:
+        _clear_away(folder, before)
+    return seen, report
+
+
+def _clear_away(folder: Path, before: Any) -> None:
+    """Move what a look or a check has saved into the program's folder out of it, and say so."""
+    from rubberband.features import part
+
+    if remark := part("programs").clear_away(folder, before):
+        print(f"note: {remark}", file=sys.stderr)
+
+
+def _tried(seen: TrialFindings, path: Path, asked: str | None) -> tuple[TrialFindings, CheckReport]:
+    """Try an iteration, for its seconds, and for the metric of a trial if it has another name. Problems are kept."""
     from rubberband.running.first_file import is_maximised
 
     report = _report(seen, path)
@@ -158,13 +368,24 @@ def _tried(seen: TrialFindings, path: Path, asked: str | None) -> TrialFindings:
         better = [name for name in names if is_maximised(name)]
         seen = replace(seen, metric=(better or names)[0])
         report = _report(seen, path)
-    return replace(
+    found = replace(
         seen,
-        iteration_s=report.trial.seconds.get("iteration") if report.trial.metrics else None,
-        startup_s=_startup_s(report.trial),
-        first_extra_s=report.trial.first_extra_s,
-        cold_extra_s=report.trial.cold_extra_s,
         problems=tuple(problem.line for problem in report.problems),
+        resumes=report.trial.resumes,
+        restart=report.trial.restart,
+        is_once=seen.is_once or report.trial.is_once,
+    )
+    if not report.trial.metrics:
+        return found, report
+    return (
+        replace(
+            found,
+            iteration_s=report.trial.seconds.get("iteration"),
+            startup_s=_startup_s(report.trial),
+            first_extra_s=report.trial.first_extra_s,
+            cold_extra_s=report.trial.cold_extra_s,
+        ),
+        report,
     )
 
 
@@ -178,21 +399,84 @@ def _startup_s(found: TrialCheck) -> float:
 
 def _report(seen: TrialFindings, path: Path) -> CheckReport:
     from rubberband.running.check import check_experiment
-    from rubberband.running.first_file import text_of
     from rubberband.spec.loading import parse_experiment
 
-    experiment = parse_experiment(text_of(seen, path), source=str(path))
-    return check_experiment(
-        experiment, search_path=(path.absolute().parent, Path.cwd()), limit_s=CHECK_S, output=2, quick=True
-    )
+    experiment = parse_experiment(text_of_findings(seen, path), source=str(path))
+    with Folded("trying one iteration") as folded, folded.pipe() as output:
+        report = check_experiment(
+            experiment, search_path=(path.absolute().parent, Path.cwd()), limit_s=CHECK_S, output=output, quick=True
+        )
+    if report.problems:
+        folded.show_last(_LAST_LINES)
+    return report
 
 
-def _conclude(found: TrialFindings, path: Path) -> None:
-    for remark in found.remarks:
+def text_of_findings(seen: TrialFindings, path: Path) -> str:
+    """Return the experiment file at `path`."""
+    from rubberband.running.first_file import text_of
+
+    return text_of(seen, path)
+
+
+# The answer.
+
+
+def _conclude(found: TrialFindings, report: CheckReport | None, path: Path) -> None:
+    for remark in dict.fromkeys((*found.remarks, *(report.remarks if report is not None else ()))):
         print(f"note: {remark}", file=sys.stderr)
     for problem in found.problems:
         print(f"problem: {problem}", file=sys.stderr)
-    print(f"Next: adapt the ranges in {path}, then rubberband {'check' if found.problems else 'estimate'} {path}")
+    sys.stderr.flush()
+    for name, text in _answer(found, report, path):
+        print(f"{name:<11} {text}")
+
+
+def _answer(found: TrialFindings, report: CheckReport | None, path: Path) -> Collection[tuple[str, str]]:
+    from rubberband.running.first_file import mode_of
+
+    trial = None if report is None else report.trial
+    mode = found.mode or mode_of(found.metric) or "min"
+    read = f", read from: {found.line}" if found.line else ""
+    more = f" ({len(found.others)} more stand as comments)" if found.others else ""
+    unit = "a whole training" if found.is_once else "an iteration"
+    measured = "not measured: the first run does it"
+    if found.iteration_s is not None:
+        measured = f"{found.iteration_s:.2g} s {unit}, {found.startup_s:.2g} s a start"
+    command = "check" if found.problems else "estimate"
+    return (
+        ("metric", f"{found.metric} ({mode}){read}"),
+        ("parameters", f"{', '.join(found.space)}{more}"),
+        ("checkpoint", _checkpoint(found, trial)),
+        ("resume", found.restart or _resume(trial)),
+        ("time", measured),
+        ("next", f"adapt the ranges in {path}, then: rubberband {command} {shlex.quote(str(path))}"),
+    )
+
+
+def _checkpoint(found: TrialFindings, trial: TrialCheck | None) -> str:
+    if trial is not None and trial.checkpoint_bytes is not None:
+        return f"{trial.checkpoint_bytes / 1e6:.3g} MB"
+    if found.is_once:
+        return "none is needed: the metric comes once, at the end"
+    if found.saves:
+        return "saved below ${checkpoint}"
+    if not found.start:
+        return "not tried"
+    return "none is saved below ${checkpoint}: a trial begins again at each stage"
+
+
+def _resume(trial: TrialCheck | None) -> str:
+    if trial is None:
+        return "not tried"
+    if trial.resumes is not None:
+        return "goes on from its checkpoint" if trial.resumes else "begins again at each stage"
+    return "was restored from its checkpoint" if "restore" in trial.seconds else "was not started a second time"
+
+
+def _template() -> str:
+    from importlib.util import find_spec
+
+    return _TORCH if find_spec("torch") is not None else _PLAIN
 
 
 _TORCH = '''\

@@ -54,6 +54,16 @@ class TrialFindings:
     work: int = 0
     """Iterations of all trials, for the deadline; 0: those of the usual scheduler."""
     remarks: tuple[str, ...] = ()
+    line: str = ""
+    """The line of a run in which the metric was seen."""
+    saves: bool = False
+    """Whether a run saved files in the folder of `${checkpoint}`."""
+    is_once: bool = False
+    """Whether a run printed the metric once, at its end."""
+    resumes: bool | None = None
+    """Whether a second start went on from the checkpoint; None: it is not known."""
+    restart: str = ""
+    """One line on what a second start did; empty: there was none."""
     iteration_s: float | None = None
     startup_s: float = 0.0
     first_extra_s: float | None = None
@@ -62,8 +72,38 @@ class TrialFindings:
     problems: tuple[str, ...] = ()
 
 
+MORE_IS_BETTER = (
+    r"acc\d*|accuracy\d*|top\d",
+    r"f1|auc|auroc|auprc|map\d*|miou|iou|dice|bleu\d?|rouge\w*|meteor|rewards?|returns?|r2|mcc|kappa|ndcg|mrr|hits?",
+    r"scores?|corr|pearson|spearman|psnr|ssim|ap\d*|fitness|win|success",
+    r"precision|recall",
+)
+LESS_IS_BETTER = (
+    r"loss|losses",
+    r"ppl|perplexity|wer|cer|bpb|bpc|bpd|rmse|mse|mae|mape|errors?|err|nll|logloss|fid",
+    r"ce|bce|cost|energy|regret|l1|l2",
+)
+"""Words in names of metrics, as patterns; the earlier ones are preferred."""
+
+
+def words_of_name(name: str) -> list[str]:
+    """Return the words of a name: `valLoss` and `val/loss` have two."""
+    return [word.lower() for word in re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+\d*|[A-Z]+\d*|\d+", name)]
+
+
+def mode_of(metric: str) -> str:
+    """Return whether more (max) or less (min) of a metric is better, by its name; empty: that does not say it."""
+    words = words_of_name(metric)
+    for word in reversed(words):
+        if any(re.fullmatch(each, word) for each in MORE_IS_BETTER):
+            return "max"
+        if any(re.fullmatch(each, word) for each in LESS_IS_BETTER):
+            return "max" if "neg" in words else "min"
+    return ""
+
+
 def is_maximised(metric: str) -> bool:
-    return re.search(r"acc|auc|f1|score|reward|return|precision|recall|bleu|iou|r2", metric.lower()) is not None
+    return mode_of(metric) == "max"
 
 
 def text_of(seen: TrialFindings, path: Path) -> str:
@@ -82,7 +122,7 @@ def text_of(seen: TrialFindings, path: Path) -> str:
         name=yaml_key(seen.name),
         entrypoint=f" {seen.entrypoint}" if seen.entrypoint else _program(seen),
         remarks="".join(f"# Note: {remark}.\n" for remark in seen.remarks),
-        space=(space or f"    {_NO_PARAMETER}\n") + others,
+        space=space + others,
         metric=yaml_key(seen.metric),
         mode=seen.mode or ("max" if is_maximised(seen.metric) else "min"),
         scheduler=seen.scheduler or _SCHEDULER.format(trials=_TRIALS, most=seen.most, factor=_FACTOR),
@@ -143,8 +183,6 @@ def name_of(trial: str, path: Path) -> str:
     found = [name_of_trial(text) for text in (trial, module, path.absolute().parent.name)]
     return next((name for name in found if name and name not in _GENERIC and not keyword.iskeyword(name)), "search")
 
-
-_NO_PARAMETER = "lr: {type: loguniform, lower: 1e-4, upper: 1e-1} # no parameter was found: write yours"
 
 _SCHEDULER = """\
   # Successive halving: {trials} trials train for grace_period iterations, one in {factor} goes on, up to max_t of them.

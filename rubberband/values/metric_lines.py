@@ -260,3 +260,8 @@ def _value_of(text: str) -> float:
     """Return the number of a pattern's group, which may have the sign behind it: `0.5,`, `98%`, `83/100`."""
     number, _, whole = text.strip().rstrip("%,;|)].").partition("/")
     return float(number) / float(whole) if whole and float(whole) else float(number)
+
+
+def plain_text(line: str) -> str:
+    """Return a line of output without colours, progress bars, and blanks around it."""
+    return _text_of(line)

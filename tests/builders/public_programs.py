@@ -135,7 +135,7 @@ class Door:
     def init(self) -> subprocess.CompletedProcess[str]:
         """Make the changes to the program, and let `init` write its file."""
         self.change_program()
-        return self.rubberband("init", self.program.init, self.file.name)
+        return self.rubberband("init", *shlex.split(self.program.init), "--file", self.file.name, "--yes")
 
     def change_program(self) -> None:
         self._change(change for change in self.program.changes if change.file != "experiment")

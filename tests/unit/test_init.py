@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -19,12 +20,10 @@ from rubberband.commands.init import seen_in
 from rubberband.errors import EntrypointError, InputError
 from rubberband.running.first_file import TrialFindings, text_of
 from rubberband.running.programs.options import ProgramFindings, program_of
-from rubberband.running.programs.source import printed_metrics
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_experiment, parse_experiment
 from rubberband.spec.program import Program
 from rubberband.spec.space import Domain
-from tests.builders.tables import cases
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,7 +57,9 @@ def test_a_new_user_starts_from_nothing(has_torch: bool, here: Path, monkeypatch
     )
     first = rubberband("init")
     assert ("TorchTrial" in (here / "my_trial.py").read_text()) == has_torch
-    assert "Next: adapt the ranges in experiment.yaml, then rubberband estimate experiment.yaml" in first.stdout
+    answer = dict(line.split(maxsplit=1) for line in first.stdout.splitlines())
+    assert list(answer) == ["metric", "parameters", "checkpoint", "resume", "time", "next"]
+    assert answer["next"] == "adapt the ranges in experiment.yaml, then: rubberband estimate experiment.yaml"
     experiment = load_experiment("experiment.yaml")
     schema = re.match(r"# yaml-language-server: \$schema=(.*)\n", (here / "experiment.yaml").read_text())
     assert schema is not None
@@ -74,7 +75,7 @@ def test_a_new_user_starts_from_nothing(has_torch: bool, here: Path, monkeypatch
 
 def test_the_parameters_and_metrics_of_a_trial_are_found(here: Path) -> None:
     shutil.copy(ROOT / "examples/digits.py", here / "mydigits.py")
-    rubberband("init", "mydigits:DigitsTrial", "d.yaml", "--no-check")
+    rubberband("init", "mydigits:DigitsTrial", "--file", "d.yaml", "--no-check")
     found = load_experiment("d.yaml")
     assert (found.name, found.entrypoint) == ("digits", "mydigits:DigitsTrial")
     assert (found.search.metric, found.search.mode) == ("accuracy", "max")
@@ -90,15 +91,19 @@ def test_the_metric_that_an_iteration_reports_is_used_and_problems_are_listed(he
         "def train(config):\n"
         "    state = {'top-1 accuracy': config['x'], 'on': config.get('flag', True), 'n': config.get('n', 0.5)}\n"
         "    while True:\n        rubberband.report(state, checkpoint=1)\n"
-        "def broken(config):\n    raise ValueError('no data here')\n"
+        "def broken(config):\n    raise ValueError('no data here', config['x'])\n"
+        "def fixed(config):\n    rubberband.report({'loss': 1})\n"
     )
     rubberband("init", "plain:train")
     assert load_experiment("experiment.yaml").search.metric == "top-1 accuracy"
     rubberband("check", "experiment.yaml")
-    broken = rubberband("init", "plain:broken", "broken.yaml")
-    assert "problem: iteration: ValueError: no data here" in broken.stderr
-    assert "then rubberband check broken.yaml" in broken.stdout
+    broken = rubberband("init", "plain:broken", "--file", "broken.yaml")
+    assert "problem: iteration: ValueError: ('no data here'," in broken.stderr
+    assert "then: rubberband check broken.yaml" in broken.stdout
     rubberband("estimate", "broken.yaml")
+    fixed = rubberband("init", "plain:fixed", "--file", "fixed.yaml", exit_code=1)
+    assert str(fixed.exception).startswith("no parameter was found in plain:fixed; read one from its configuration")
+    assert not Path("fixed.yaml").exists(), "a placeholder would pass"
 
 
 def test_a_module_in_place_of_a_program_names_its_trial(here: Path) -> None:
@@ -114,7 +119,7 @@ def test_an_experiment_is_named_by_its_trial_module_or_folder(here: Path) -> Non
     (here / "train.py").write_text("import rubberband\ndef train(config): rubberband.report({'loss': config['lr']})\n")
     (here / "sgd.py").write_text("from train import train\n")
     for trial in ("train:train", "sgd:train"):
-        rubberband("init", trial, f"{trial[:3]}.yaml", "--no-check")
+        rubberband("init", trial, "--file", f"{trial[:3]}.yaml", "--no-check")
     assert load_experiment("tra.yaml").name == here.name.replace("_", "-")
     assert load_experiment("sgd.yaml").name == "sgd"
 
@@ -130,11 +135,11 @@ def test_an_interrupted_start_leaves_no_trial_behind(here: Path, monkeypatch: py
 
 def test_nothing_is_overwritten(here: Path) -> None:
     (here / "my_trial.py").write_text("mine")
-    refused = rubberband("init", "one.yaml", exit_code=1)
+    refused = rubberband("init", "--file", "one.yaml", exit_code=1)
     assert isinstance(refused.exception, InputError)
     assert "my_trial.py exists" in str(refused.exception)
     (here / "two.yaml").write_text("mine")
-    refused = rubberband("init", "my_trial:Mine", "two.yaml", exit_code=1)
+    refused = rubberband("init", "my_trial:Mine", "--file", "two.yaml", exit_code=1)
     assert "two.yaml exists" in str(refused.exception)
     assert isinstance(rubberband("init", "nosuch:Trial", exit_code=1).exception, EntrypointError)
     assert sorted(path.name for path in here.iterdir()) == ["my_trial.py", "two.yaml"]
@@ -172,10 +177,14 @@ def found_in(source: str, text: str = "train.py") -> ProgramFindings:
     return program_of(text, Path.cwd())
 
 
-def written(source: str, text: str = "train.py") -> Experiment:
+def text_without_look(source: str, text: str = "train.py") -> str:
+    """The file as it is before a run has shown the metric."""
     Path("train.py").write_text(source)
-    rubberband("init", text, "--no-check")
-    return load_experiment("experiment.yaml")
+    return text_of(replace(seen_in(text, Path("train.yaml")), metric="loss"), Path("train.yaml"))
+
+
+def written(source: str, text: str = "train.py") -> Experiment:
+    return parse_experiment(text_without_look(source, text), source="train.yaml")
 
 
 def test_options_become_parameters_and_places_without_training(here: Path) -> None:
@@ -187,8 +196,6 @@ def test_options_become_parameters_and_places_without_training(here: Path) -> No
         "--batch-size ${batch_size} --lr ${lr} --gamma ${gamma} --momentum ${momentum} --weight_decay ${weight_decay} "
         "--optimizer ${optimizer}"
     )
-    assert experiment.entrypoint.metrics == "stdout"
-    assert (experiment.search.metric, experiment.search.mode) == ("accuracy", "max")
     assert getattr(experiment.search.scheduler, "max_t", None) == 14
     kinds = {name: domain.kind for name, domain in experiment.search.space.items() if isinstance(domain, Domain)}
     assert kinds == {
@@ -199,14 +206,18 @@ def test_options_become_parameters_and_places_without_training(here: Path) -> No
         "weight_decay": "loguniform",
         "optimizer": "choice",
     }
-    text = Path("experiment.yaml").read_text()
+    text = text_without_look(MNIST)
     assert "    lr: {type: loguniform, lower: 0.001, upper: 0.1} # the default is 0.01\n" in text
     switch = "the default is False; add --nesterov ${nesterov} to the command, and booleans: {style: flag}"
     assert f"    # nesterov: {{type: choice, values: [true, false]}} # {switch}\n" in text
     assert "    # amp: {type: choice, values: ['--amp', '--no-amp']} # the program's default is True; add ${am" in text
     assert "# Note: --big has type=bool, which reads every text as true" in text
     assert "--no-cuda" not in text
-    rubberband("estimate", "experiment.yaml")
+    rubberband("init", "train.py", "--no-check", "--yes")
+    found = load_experiment("train.yaml")
+    assert (here / "trained").exists()
+    assert (found.search.metric, found.search.mode, found.entrypoint.metrics) == ("accuracy", "max", "stdout")
+    rubberband("estimate", "train.yaml")
 
 
 def test_words_that_are_given_stay_as_they_are() -> None:
@@ -258,7 +269,7 @@ if __name__ == "__main__":
 
 @pytest.mark.long
 @pytest.mark.parametrize("out", [" --output_dir out", ""])
-def test_a_script_with_the_parser_of_transformers_has_the_metric_and_the_epochs_of_its_trainer(out: str) -> None:
+def test_a_script_with_the_parser_of_transformers_has_the_epochs_of_its_trainer(out: str) -> None:
     pytest.importorskip("transformers")
     experiment = written(RUN_GLUE, f"python train.py --model_name_or_path bert{out}")
     assert not Path("trained").exists()
@@ -269,14 +280,9 @@ def test_a_script_with_the_parser_of_transformers_has_the_metric_and_the_epochs_
     assert options["--num_train_epochs"] == "${max_t}"
     assert (options["--eval_strategy"], options["--save_strategy"]) == ("epoch", "epoch")
     assert {"--do_train", "--do_eval"} < {*words}
-    assert (experiment.entrypoint.metrics, experiment.search.metric, experiment.search.mode) == (
-        "stdout",
-        "eval_loss",
-        "min",
-    )
     assert {"learning_rate", "per_device_train_batch_size"} < experiment.search.space.keys()
     assert not {"auto_find_batch_size", "per_device_eval_batch_size"} & experiment.search.space.keys()
-    text = Path("experiment.yaml").read_text()
+    text = text_without_look(RUN_GLUE, f"python train.py --model_name_or_path bert{out}")
     assert "is a switch" not in text
     assert ("--output_dir out is ${checkpoint} now" in text) == bool(out)
 
@@ -319,15 +325,104 @@ def test_a_launcher_is_left_out() -> None:
     assert any("torchrun is not needed" in remark for remark in found.remarks)
 
 
-@cases("source", "metrics", "prints")
-def test_metrics_are_found_in_the_source(source: str, metrics: list[str], prints: bool) -> None:
-    assert printed_metrics([f"import json\n{source}\n"]) == (metrics, prints)
+ARGV = """
+import sys
+for epoch in range(3):
+    print(f"Epoch [{epoch + 1}/3], Val Loss: {1 / (epoch + 1)}")
+    open("model.pt", "w").close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (("train.py", "--lr", "${lr}", "--name=x", "--verbose"), "train.py --lr ${lr} --name=x --verbose"),
+        (("python train.py lr=${lr} --epochs 3",), "train.py lr=${lr} --epochs 3"),
+        (("--", "python", "train.py", "--metric", "1", "--lr=${lr}"), "train.py --metric 1 --lr=${lr}"),
+        (("--yes", "train.py", "--wait=9s", "-lr", "${lr}", "--out", "o"), "train.py -lr ${lr} --out o"),
+    ],
+)
+def test_the_words_of_a_program_need_no_quotes_and_options_of_init_stand_among_them(
+    words: tuple[str, ...], command: str, here: Path
+) -> None:
+    (here / "train.py").write_text(ARGV)
+    done = rubberband("init", *(["--no-check", *words]))
+    found = load_experiment("train.yaml")
+    assert isinstance(found.entrypoint, Program)
+    assert found.entrypoint.command == f"python {command}"
+    assert done.stdout.startswith("metric      Loss (min), read from: Epoch [")
+    assert "note: the program saved model.pt into its own folder" in done.stderr
+    assert not (here / "model.pt").exists(), "the next start might load it"
+
+
+def test_a_whole_look_and_a_check_are_six_lines(here: Path) -> None:
+    (here / "run.py").write_text(TRAINED)
+    done = rubberband("init", "run.py", "--depth", "3")
+    text = Path("run.yaml").read_text()
+    assert "lr: {type" in text
+    assert "metrics: {pattern: '\\bval\\s+loss\\s+(?P<val_loss>[-+.\\w]*\\w)'} # a line" in text.replace("\\s*", "\\s+")
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["metric", "parameters", "checkpoint", "resume", "time", "next"]
+    assert lines[1] == "parameters  lr"
+    assert re.fullmatch(r"checkpoint  0\.\d+ MB", lines[2])
+    assert "batch 3" not in done.output, "the program's lines are folded"
+    rubberband("check", "run.yaml", "--quick")
+
+
+TRAINED = """
+import argparse, json, pathlib
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=0.1)
+parser.add_argument("--depth", type=int, default=2)
+parser.add_argument("--epochs", type=int, default=1)
+parser.add_argument("--out", default="out")
+args = parser.parse_args()
+file = pathlib.Path(args.out, "state.json")
+file.parent.mkdir(exist_ok=True)
+epoch, x = json.loads(file.read_text()) if file.exists() else (0, 0.0)
+import time
+while epoch < args.epochs:
+    for batch in range(4):
+        time.sleep(0.05)
+        print(f"batch {batch} of epoch {epoch + 1}")
+    epoch, x = epoch + 1, x - args.lr * (x - args.depth)
+    file.write_text(json.dumps([epoch, x]))
+    print(f"epoch {epoch} train loss {(x - 2) ** 2:.6f} val loss {(x - args.depth) ** 2:.6f}", flush=True)
+"""
+
+
+def test_an_unknown_metric_needs_its_mode(here: Path) -> None:
+    (here / "train.py").write_text("for number in range(9): print(f'generation {number} quality={number / 7}')")
+    words = ("train.py", "--lr", "${lr}", "--no-check")
+    refused = rubberband("init", *words, exit_code=1)
+    assert "does not say whether more of it is better; add --mode max or --mode min" in str(refused.exception)
+    rubberband("init", *words, "--mode", "max")
+    assert load_experiment("train.yaml").search.mode == "max"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ("train.py", "mine.yaml"),
+            "there is no mine.yaml; the file to write is named by --file: init train.py --file",
+        ),
+        (("mine.yaml",), "there is no mine.yaml; the file to write is named by --file: init --file mine.yaml"),
+        (("my.trial:Class", "--lr", "1"), "my.trial:Class is no program, and takes no words such as --lr"),
+        (("nosuch.py", "--lr", "1"), "there is no nosuch.py in"),
+        (("train.py", "--file", "out"), "--file out: an experiment file ends with .yaml; words of the program stand"),
+        (("words",), "words is neither a trial (module:Class) nor a program (a script, or a command with its words)"),
+    ],
+)
+def test_a_word_that_is_no_program_and_no_trial_is_refused(words: tuple[str, ...], line: str, here: Path) -> None:
+    (here / "train.py").write_text("print('loss=1')")
+    assert str(rubberband("init", *words, exit_code=1).exception).startswith(line)
 
 
 def test_a_program_in_another_folder_is_named_from_the_file(here: Path) -> None:
     (here / "sub").mkdir()
     (here / "train.py").write_text("print('loss=1')")
-    rubberband("init", "python train.py --lr ${lr}", "sub/one.yaml", "--no-check")
+    rubberband("init", "train.py", "--lr", "${lr}", "--file", "sub/one.yaml", "--no-check")
     found = load_experiment("sub/one.yaml").entrypoint
     assert isinstance(found, Program)
     assert found.command == "python ../train.py --lr ${lr}"
@@ -335,9 +430,28 @@ def test_a_program_in_another_folder_is_named_from_the_file(here: Path) -> None:
     assert str(refused.exception) == f"there is no nosuch.py in {here}; give its path from there"
 
 
+def test_ctrl_c_during_a_look_ends_the_program_and_writes_nothing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    (here / "train.py").write_text(
+        "import os, time\nopen('pid', 'w').write(str(os.getpid()))\nprint(1, flush=True)\ntime.sleep(99)"
+    )
+    monkeypatch.setattr("rubberband.commands.folding.Folded.add", interrupt)
+    rubberband("init", "train.py", "--lr", "${lr}", exit_code=130)
+    assert not Path("train.yaml").exists()
+    assert not Path("/proc", Path("pid").read_text()).exists()
+
+
 def test_the_part_of_a_start_within_the_first_iteration_is_written() -> None:
     seen = TrialFindings(
-        entrypoint="trial:train", name="x", space={}, metric="loss", startup_s=9.0, first_extra_s=8.0, cold_extra_s=12.0
+        entrypoint="trial:train",
+        name="x",
+        space={"lr": ("1", "")},
+        metric="loss",
+        startup_s=9.0,
+        first_extra_s=8.0,
+        cold_extra_s=12.0,
     )
     profile = parse_experiment(text_of(seen, Path("x.yaml")), source="x.yaml").loaded_profile()
     assert profile is not None
@@ -357,10 +471,10 @@ def test_options_that_are_left_out_of_the_space_are_left_out_of_the_command(here
     assert not any("rare" in word for word in found.command)
 
 
-def test_a_script_of_a_shell_prints_its_metrics(here: Path) -> None:
+def test_a_script_of_a_shell_is_a_program(here: Path) -> None:
     (here / "train.sh").write_text("echo loss=$(date +%N)")
-    made = written("", "bash train.sh ${lr}")
-    assert made.entrypoint.metrics == "stdout"  # it cannot call rubberband.report
+    rubberband("init", "train.sh", "--lr", "${lr}", "--no-check")
+    assert getattr(load_experiment("train.yaml").entrypoint, "command", "") == "bash train.sh --lr ${lr}"
 
 
 @pytest.mark.parametrize(

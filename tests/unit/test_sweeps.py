@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 from rubberband import cli
 from rubberband.errors import InputError
+from rubberband.running.first_file import text_of
 from rubberband.running.programs.findings import findings_of, is_program
 from rubberband.running.programs.sweeps import _domain
 from rubberband.spec.experiment import Experiment
@@ -57,10 +59,10 @@ def init(sweep: str) -> tuple[Experiment, list[str]]:
     """Return the experiment of a sweep, which is estimated, and the notes about it."""
     Path("sweep.yaml").write_text(sweep)
     Path("experiment.yaml").unlink(missing_ok=True)
-    done = rubberband("init", "sweep.yaml", "experiment.yaml", "--no-check")
+    seen = findings_of("sweep.yaml", path := Path("experiment.yaml"))
+    path.write_text(text_of(seen if seen.metric else replace(seen, metric="score"), path))
     rubberband("estimate", "experiment.yaml")
-    notes = [line.removeprefix("note: ") for line in done.stderr.splitlines() if line.startswith("note: ")]
-    return load_experiment("experiment.yaml"), notes
+    return load_experiment("experiment.yaml"), list(seen.remarks)
 
 
 def argv(experiment: Experiment, **values: Any) -> list[str]:

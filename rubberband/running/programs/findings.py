@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 
-from rubberband.running.first_file import MOST, TrialFindings, is_maximised, name_of
+from rubberband.running.first_file import MOST, TrialFindings, name_of
 from rubberband.running.programs import objectives, options, sagemaker, sweeps
-from rubberband.running.programs.options import booleans_of, program_of
+from rubberband.running.programs.looking import clear_away, files_of_models, look, with_look
+from rubberband.running.programs.options import ProgramFindings, booleans_of, program_of
 from rubberband.running.programs.patches import patch_of
-from rubberband.values.command import script_of, words_of
+from rubberband.running.programs.roles import EPOCHS
+from rubberband.running.programs.starters import interpreter_of
+from rubberband.values.command import line_of, words_of
 
-__all__ = ["booleans_of", "findings_of", "is_program", "patch_of"]
+__all__ = [
+    "booleans_of",
+    "clear_away",
+    "files_of_models",
+    "findings_of",
+    "is_program",
+    "look",
+    "patch_of",
+    "with_look",
+]
 
 
 _READERS: tuple[tuple[Callable[[str], bool], Callable[[str, Path], TrialFindings]], ...] = (
@@ -41,8 +52,7 @@ def _findings_of_program(program: str, path: Path) -> TrialFindings:
     folder, here = path.absolute().parent, Path.cwd()
     env = sagemaker.variables_of(words_of(program if " " in program.strip() else [program]), here)
     with sagemaker.looked_at(env).within():
-        found = program_of(program, here)
-    remarks = list(found.remarks)
+        found = program_of(_with_interpreter(program), here)
 
     def seen_from_file(words: tuple[str, ...]) -> tuple[str, ...]:
         is_there = folder == here
@@ -51,23 +61,36 @@ def _findings_of_program(program: str, path: Path) -> TrialFindings:
         )
 
     words = seen_from_file(found.words)
-    metrics = [name for name in found.reported if re.match("(val|valid|eval|test|dev)", name.lower())] or found.reported
-    better = [name for name in metrics if is_maximised(name)]
-    prints = found.prints or script_of(found.words) is None  # another language prints
-    source = "stdout # a line with the metric is an iteration" if prints else "report # rubberband.report({...})"
-    if not metrics:
-        remedy = "" if prints else " call rubberband.report, or write metrics: stdout and let it"
-        remarks.append(f"no metric was found in its source: let the program{remedy} print lines such as loss=0.12")
     return TrialFindings(
         command=words,
-        start=seen_from_file(found.start),
-        metrics=source,
+        start=seen_from_file(_long_enough(found)),
+        metrics="report # rubberband.report({...})" if found.reports else "stdout",
         name=name_of(Path(next((word for word in words if word.endswith((".py", ".sh"))), words[0])).stem, path),
         space=found.space,
         others=found.others,
         booleans=found.booleans,
-        metric=(better or metrics or ["loss"])[0],
+        metric="",
         env=env,
         most=max(2, found.epochs or MOST),
-        remarks=tuple(remarks),
+        remarks=found.remarks,
     )
+
+
+def _with_interpreter(program: str) -> str:
+    """Return a command line that begins with a script as one that begins with its interpreter."""
+    if " " not in program.strip():
+        return program
+    words = words_of(program)
+    is_script = words[0].endswith((".py", ".sh")) and not os.access(words[0], os.X_OK)
+    return line_of([interpreter_of(words[0]), *words]) if is_script else program
+
+
+def _long_enough(found: ProgramFindings) -> tuple[str, ...]:
+    """Return the words of a look, with a few epochs where the program would train no more than two by itself."""
+    words = list(found.start)
+    if found.epochs is None or found.epochs > 2:
+        return tuple(words)
+    for before, word in zip(("", *found.words), found.words, strict=False):
+        if EPOCHS in word and word not in words:
+            words += [before, "4"] if word == EPOCHS and before.startswith("-") else [word.replace(EPOCHS, "4")]
+    return tuple(words)

@@ -1,4 +1,4 @@
-"""Finds a program's options and metrics for `rubberband init`: its parser is asked, its source read."""
+"""Finds a program's options for `rubberband init`: its parser is asked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rubberband.errors import InputError
 from rubberband.running.first_file import yaml_key
 from rubberband.running.programs.parsers import Parser, ProgramOption, parser_of
 from rubberband.running.programs.roles import EPOCHS, OUTPUT, RESUME, SEED, is_fixed, is_logs, output_of, role_of
-from rubberband.running.programs.source import printed_metrics, saved_file, search_in, sources_of, trial_in
+from rubberband.running.programs.source import calls_report, saved_file, search_in, sources_of, trial_in
 from rubberband.running.programs.starters import example_of, inside_shell, interpreter_of, without_launcher
 from rubberband.running.programs.unparsed import options_in
 from rubberband.running.ranges import REQUIRED, domain_of, middle_of
@@ -68,10 +68,8 @@ class ProgramFindings:
     epochs: int | None = None
     """Its default number of epochs, if `${max_t}` stands for it."""
     resume: ResumeOption | None = None
-    reported: tuple[str, ...] = ()
-    """Metrics in calls of `rubberband.report`, and else in what it prints."""
-    prints: bool = False
-    """Whether the metrics are printed."""
+    reports: bool = False
+    """Whether it calls rubberband.report."""
     remarks: tuple[str, ...] = ()
 
 
@@ -109,7 +107,6 @@ def program_of(text: str, folder: Path, *, is_chosen: bool = False) -> ProgramFi
         raise InputError(f"{text} defines {trial}, a trial in Python: rubberband init {Path(text).stem}:{trial}")
     if not is_chosen:
         _refuse_search(words, sources)
-    metrics, prints = printed_metrics(sources)
     found = _Command(words, _parser(words, folder, sources, is_chosen=is_chosen), sources)
     found.fill()
     if not found.space and not is_chosen and not found.reads_configuration:
@@ -125,8 +122,7 @@ def program_of(text: str, folder: Path, *, is_chosen: bool = False) -> ProgramFi
         booleans=found.booleans,
         epochs=found.epochs,
         resume=found.resume,
-        reported=tuple(metrics),
-        prints=prints,
+        reports=calls_report(sources),
         remarks=(*remarks, *found.remarks),
     )
 

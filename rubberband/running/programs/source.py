@@ -1,16 +1,14 @@
-"""The source of a program: which of its lines print or report metrics, and whether it is a trial or a search itself."""
+"""The source of a program: whether it calls rubberband.report, and whether it is a trial itself."""
 
 from __future__ import annotations
 
 import ast
-import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from rubberband.executor.training.entrypoint import Entrypoint, files_named, files_of
-from rubberband.values.metric_lines import metrics_in
 
 
 def sources_of(words: Sequence[str], folder: Path) -> list[str]:
@@ -39,69 +37,18 @@ def trial_in(source: str) -> str | None:
     return None
 
 
-_NO_METRIC = re.compile(
-    r"(.*[_ ])?(epochs?|steps?|iter|iters|iterations?|time|seconds|sec|lr|eta|batch|rank|gpu|size)", re.I
-)
-
-
-def printed_metrics(sources: Sequence[str]) -> tuple[list[str], bool]:
-    """Return the metrics that are reported, or else printed, and whether they are printed."""
-    trees = list[ast.AST]()
-    for text in sources:
+def calls_report(sources: Sequence[str]) -> bool:
+    """Return whether a program calls rubberband.report."""
+    for text in (text for text in sources if re.search(r"^\s*(from|import)\b.*\brubberband\b", text, re.MULTILINE)):
         with suppress(SyntaxError, ValueError):
-            trees.append(ast.parse(text))
-    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    reported = [
-        key for call in calls if _name_of(call.func) == "report" for part in call.args[:1] for key in _keys(part)
-    ]
-    if reported:
-        return list(dict.fromkeys(reported)), False
-    if any(_name_of(call.func) in ("Trainer", "Seq2SeqTrainer", "HfArgumentParser") for call in calls) and any(
-        re.search(r"^\s*(from|import) transformers\b", text, re.MULTILINE) for text in sources
-    ):
-        evaluates = any("eval_dataset" in text for text in sources)
-        return ["eval_loss" if evaluates else "loss"], True  # which the Trainer prints after each epoch
-    printed = [
-        name
-        for call in calls
-        if _name_of(call.func) in ("print", "info", "log", "write", "warning")
-        for name in metrics_in(" ".join(_text(part) for part in call.args))
-        if not _NO_METRIC.fullmatch(name)
-    ]
-    return list(dict.fromkeys(printed)), bool(printed)
+            calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+            if any(_name_of(call.func) == "report" for call in calls):
+                return True
+    return False
 
 
 def _name_of(node: ast.AST) -> str:
     return str(getattr(node, "attr", getattr(node, "id", "")))
-
-
-def _keys(node: ast.AST) -> Iterator[str]:
-    keys = node.keys if isinstance(node, ast.Dict) else []
-    return (key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str))
-
-
-_PERCENT = re.compile(r"%[-+ 0#]*\d*(?:\.\d+)?[dfgesir]")
-_BRACES = re.compile(r"\{[^{}]*\}")
-
-
-def _text(node: ast.AST) -> str:
-    """Return what an argument of `print` prints, with 1 for each value."""
-    match node:
-        case ast.Constant(value=value):
-            return str(value)
-        case ast.JoinedStr(values=parts):
-            return "".join(_text(part) for part in parts)
-        case ast.BinOp(left=left, op=ast.Mod()):
-            return _PERCENT.sub("1", _text(left))
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _text(left) + _text(right)
-        case ast.Call(func=ast.Attribute(value=ast.Constant(value=str() as text), attr="format")):
-            return _BRACES.sub("1", text)
-        case ast.Call(func=ast.Attribute(attr="dumps"), args=[ast.Dict() as content]):
-            return json.dumps(dict.fromkeys(_keys(content), 1))
-        case ast.Dict():
-            return json.dumps(dict.fromkeys(_keys(node), 1))
-    return "1"
 
 
 _SEARCHES = (

@@ -89,7 +89,7 @@ def findings_of(text: str, path: Path) -> TrialFindings:
     command = _command(sweep, text, space, remarks)
     folder = path.absolute().parent
     program = ProgramCommand(words=tuple(command), booleans=space.style)
-    start = program.line(_first(space.domains), {"max_t": str(space.epochs or 1), "checkpoint": "${checkpoint}"})
+    start = program.line(_first(space.domains), {"max_t": str(space.epochs or 4), "checkpoint": "${checkpoint}"})
     found = program_of(line_of(start), Path.cwd(), is_chosen=True)
     command = _with_places(command, start, found)
     source, places = _source(script_of(command)), "".join(command)
@@ -460,7 +460,7 @@ def _source(script: str | None) -> str:
 
 
 def _metric(sweep: Mapping[str, Any], found: ProgramFindings, remarks: list[str]) -> tuple[str, str, str]:
-    """Return the metric, its mode, and where it is."""
+    """Return the metric, its mode, and where it is; a look at a run finds what is empty."""
     words = sweep.get("metric") or {}
     if not isinstance(words, dict) or (words and not words.get("name")):
         raise InputError(f"metric: {shown(words)} has no name; write {{name: val_loss, goal: minimize}}")
@@ -469,17 +469,9 @@ def _metric(sweep: Mapping[str, Any], found: ProgramFindings, remarks: list[str]
     goal = words.get("goal", "minimize")
     if goal not in ("minimize", "maximize"):
         raise InputError(f"metric.goal: {shown(goal)} is neither minimize nor maximize; write one")
-    name = str(words.get("name") or next(iter(found.reported), ""))
-    if not name:
-        raise InputError("the sweep names no metric, and its program prints none; write metric: {name: val_loss}")
-    prints = found.prints and name in found.reported
-    if not prints and name not in found.reported:
-        remarks.append(
-            f'{name} goes to W&B alone, as far as the source says: write rubberband.report({{"{name}": …}}) behind its '
-            "wandb.log, or let the program print it and write metrics: stdout"
-        )
     mode = "max" if goal == "maximize" else "min"
-    return name, (mode if words else ""), "stdout # a line with the metric is an iteration" if prints else "report"
+    metrics = "report # rubberband.report({...})" if found.reports else "stdout"
+    return str(words.get("name") or ""), (mode if words else ""), metrics
 
 
 def _schedule(sweep: Mapping[str, Any], space: _Space, default: int | None, remarks: list[str]) -> Schedule:

@@ -1,0 +1,399 @@
+"""Looks at a run of a program: starts it, reads what it prints, and stops it in its second epoch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import selectors
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rubberband.errors import RubberbandError
+from rubberband.executor.training.guard import NOT_STARTED
+from rubberband.executor.training.guarded_process import GuardedProcess
+from rubberband.executor.training.programs.runner import error_in
+from rubberband.executor.training.reporting import CHECKPOINT, CONFIG
+from rubberband.running.first_file import TrialFindings, text_of
+from rubberband.running.programs.seen_lines import Choice, Kind, SeenLines
+from rubberband.spec.loading import parse_experiment
+from rubberband.spec.samplers import configured
+from rubberband.units import format_duration, shown
+from rubberband.values.command import CHECKPOINT_PLACE, ProgramCommand, line_of
+
+_LOOK_S = 0.1
+_CHUNK = 2**16
+_TIMES_AS_LONG = 5.0
+"""The longest look, in times of the wait for a first metric: for lines of epochs where those of batches come."""
+_GRACE_S = 0.2
+"""Time for the rest of an epoch's lines after the one that is seen again."""
+_LOOK_ON_S = 1.0
+"""Least time for which a line of another kind is waited for: a test after many batches."""
+_LONG_S = 3.0
+_ENOUGH = 40
+"""Occurrences of a line after which no other is waited for."""
+_LAST_LINES = 60
+_MOST_SHOWN = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Findings of a look at a run."""
+
+    choices: tuple[Choice, ...]
+    """The metrics, the best first."""
+    is_once: bool
+    """Whether the best was printed once, and the program ended."""
+    epochs: int | None
+    """Number of the program's epochs, as far as it has said it."""
+    startup_s: float
+    iteration_s: float
+    saves: bool
+    """Whether it saved files in the folder of its checkpoint."""
+    lines: int
+    seconds: float
+
+
+def look(
+    seen: TrialFindings, folder: Path, *, wait_s: float, show: Callable[[str], None], metric: str | None = None
+) -> Look:
+    """Start a program in its `folder`, and look at it until a metric has come twice, or until it ends.
+
+    `show` gets each line. `metric`: the one that is wanted. Raises RubberbandError if the program fails, or prints no
+    metric for `wait_s` seconds.
+    """
+    with tempfile.TemporaryDirectory(prefix="rubberband-") as scratch:
+        checkpoint = Path(scratch, "checkpoint")
+        checkpoint.mkdir()
+        run = _Run(seen, folder, checkpoint, wait_s, show, metric)
+        try:
+            run.follow()
+        finally:
+            run.end()
+        return run.found()
+
+
+class _Run:
+    """One start of the program."""
+
+    def __init__(
+        self,
+        seen: TrialFindings,
+        folder: Path,
+        checkpoint: Path,
+        wait_s: float,
+        show: Callable[[str], None],
+        metric: str | None,
+    ) -> None:
+        self._seen, self._checkpoint, self._wait_s, self._show, self._metric = seen, checkpoint, wait_s, show, metric
+        self._lines, self._is_stopped = SeenLines(), False
+        places = {
+            "checkpoint": str(checkpoint),
+            "iterations": "0",
+            "max_t": str(max(4, seen.most)),
+            "seed": "0",
+            "gpus": "1",
+            "machines": "1",
+            "machine_rank": "0",
+            "master_addr": "127.0.0.1",
+            "master_port": "29400",
+        }
+        self._words = ProgramCommand(words=seen.start).line({}, places)
+        environment = {
+            "WANDB_MODE": "disabled",  # nobody's account gets a run of this look
+            **os.environ,
+            **{name: value.replace(CHECKPOINT_PLACE, str(checkpoint)) for name, value in seen.env.items()},
+            "PYTHONUNBUFFERED": "1",
+            CHECKPOINT: str(checkpoint),
+            CONFIG: json.dumps(_middle(seen)),
+        }
+        (output, printing), (errors, complaining) = os.pipe(), os.pipe()
+        self._outputs = (output, errors)
+        self._began = time.monotonic()
+        self._process = GuardedProcess(self._words, environment, str(folder), printing, complaining)
+
+    def follow(self) -> None:
+        """Read its lines until they say enough."""
+        rests = dict.fromkeys(self._outputs, b"")
+        with selectors.DefaultSelector() as selector:
+            for output in self._outputs:
+                selector.register(output, selectors.EVENT_READ)
+            while selector.get_map():
+                ready = selector.select(_LOOK_S)
+                for output in (key.fd for key, _ in ready):
+                    content = os.read(output, _CHUNK)
+                    if not content:
+                        selector.unregister(output)
+                    *lines, rests[output] = (rests[output] + content).split(b"\n")
+                    rests[output] = rests[output][-_CHUNK:]
+                    for line in lines:
+                        self._add(line)
+                if not ready and self._process.poll() is not None:  # a process that it left has its output
+                    break
+                if self._is_enough(time.monotonic()):
+                    self._is_stopped = True
+                    return
+        for rest in filter(None, rests.values()):
+            self._add(rest)
+
+    def end(self) -> None:
+        """End it, and all that it started."""
+        self._process.end()
+        for output in self._outputs:
+            with suppress(OSError):
+                os.close(output)
+
+    def found(self) -> Look:
+        """Return what was found. Raises RubberbandError where that is nothing."""
+        seconds, code = time.monotonic() - self._began, self._process.poll()
+        if not self._is_stopped and code:
+            raise RubberbandError(self._failure(code, seconds))
+        kinds = self._kinds()
+        choices = tuple(filter(None, map(self._choice_of, kinds)))
+        if not choices:
+            raise RubberbandError(self._nothing(seconds))
+        best = choices[0].kind
+        times = [each.at for each in best.seen]
+        period_s = statistics.median([later - at for at, later in pairwise(times)] or [0.0])
+        first_at = min(each.seen[0].at for each in kinds)
+        if best.is_between:
+            period_s = times[0] - first_at
+        is_once = not best.repeats and not self._is_stopped
+        epochs = self._lines.epochs
+        if not self._is_stopped and not is_once:
+            epochs = len(best.seen)
+        return Look(
+            choices=choices,
+            is_once=is_once,
+            epochs=epochs,
+            startup_s=max(0.0, times[0] - self._began - period_s),
+            iteration_s=period_s or times[0] - self._began,
+            saves=any(self._checkpoint.iterdir()),
+            lines=len(self._lines.lines),
+            seconds=seconds,
+        )
+
+    def _add(self, content: bytes) -> None:
+        line = content.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
+        self._lines.add(line, time.monotonic())
+        if line.strip():
+            self._show(line)
+
+    def _kinds(self) -> list[Kind]:
+        """Return the kinds that may be chosen, the best first."""
+        kinds = self._lines.kinds()
+        if self._metric is not None:
+            kinds = [kind for kind in kinds if is_named(self._metric, kind)]
+        return kinds
+
+    def _choice_of(self, kind: Kind) -> Choice | None:
+        if self._seen.metrics.startswith("report"):
+            is_report = re.fullmatch(r"(?:[^\s=]+=\S+(?: |$))+", kind.text.strip())
+            return Choice(kind.name, self._seen.metrics, kind) if is_report else None
+        return self._lines.choice_of(kind)
+
+    def _is_enough(self, now: float) -> bool:
+        """Whether no more is needed, or no more is to be expected."""
+        kinds, passed = self._kinds(), now - self._began
+        if self._lines.is_full or not kinds:
+            return self._lines.is_full or passed > self._wait_s
+        if passed > _TIMES_AS_LONG * self._wait_s:
+            return True
+        best = kinds[0]
+        first_at = best.seen[0].at
+        if len(best.seen) == 1:
+            is_late = now - first_at > max(self._wait_s, 2.0 * (first_at - self._began))
+            return is_late or (best.is_between and passed > self._wait_s)
+        second_at = best.seen[1].at
+        period_s = max(best.seen[-1].at - best.seen[-2].at, second_at - first_at)
+        if best.is_batch:
+            return False
+        if best.may_be_of_a_batch and best.phase != "held-out":
+            return now - second_at > min(self._wait_s, max(_LONG_S, 10.0 * period_s))
+        known = best.knows is not None and self._metric is None
+        if any(known and not each.repeats and each.could_be_before(best) for each in kinds):
+            return now - second_at > 2.0 * period_s + _LOOK_ON_S
+        if best.phase == "held-out" or self._metric is not None:
+            return now - second_at > max(_GRACE_S, min(period_s / 2.0, _LOOK_ON_S))
+        took_s = max(_LOOK_ON_S, min(second_at - self._began, self._wait_s / 4.0))
+        return now - second_at > took_s
+
+    def _failure(self, code: int, seconds: float) -> str:
+        last = [line for line in self._lines.lines[-_LAST_LINES:] if line.strip()]
+        program, begin = shown(line_of(self._words)), f"{self._words[0]}: "
+        if code == NOT_STARTED and last and last[-1].startswith(begin):
+            return f"{self._words[0]} cannot be started ({last[-1].removeprefix(begin)}); install it, or give its path"
+        error = error_in(last)
+        why = f": {error[:_MOST_SHOWN]}" if error else self._last_lines()
+        return f"{program} ended with exit code {code} after {seconds:.1f} s{why}; correct it, and try again"
+
+    def _nothing(self, seconds: float) -> str:
+        program = shown(line_of(self._words))
+        wanted = self._metric or "a metric"
+        others = list(dict.fromkeys(kind.name for kind in self._lines.kinds()))
+        if self._metric is not None and others:
+            there = ", ".join(others[:8])
+            return (
+                f"{program} printed no {self._metric}, but {there}; give one of these by --metric, or call "
+                f'rubberband.report({{"{self._metric}": …}}) where it is known'
+            )
+        example = f"{self._metric or 'loss'}=0.12"
+        advice = f"print a line such as {example} after each epoch, or call rubberband.report"
+        if self._seen.metrics.startswith("report"):
+            advice = "call rubberband.report after each epoch"
+        if not self._is_stopped:
+            last = self._last_lines()
+            return f"{program} ended after {seconds:.1f} s, and printed no line with {wanted}{last}; {advice}"
+        waited = format_duration(self._wait_s)
+        longer = f"if it needs longer, --wait {format_duration(_TIMES_AS_LONG * self._wait_s)}; if not, {advice}"
+        if not any(line.strip() for line in self._lines.lines):
+            return f"{program} printed nothing within {waited}: init waits for a line with {wanted}; {longer}"
+        return f"{program} printed no line with {wanted} within {waited}{self._last_lines()}; {longer}"
+
+    def _last_lines(self) -> str:
+        last = " | ".join(line.strip() for line in self._lines.lines[-_LAST_LINES:] if line.strip())
+        return last and f"; its last lines: {last if len(last) <= _MOST_SHOWN else f'…{last[-_MOST_SHOWN:]}'}"
+
+
+def _middle(seen: TrialFindings) -> Mapping[str, Any]:
+    """Return the configuration in the middle of all ranges, for a program that reads it from its environment."""
+    text = text_of(replace(seen, metric="loss", mode="min"), Path("experiment.yaml"))
+    space = parse_experiment(text, source="experiment.yaml").search.space
+    return configured(space, lambda _, domain: domain.draw(0.5))
+
+
+def is_named(metric: str, kind: Kind) -> bool:
+    """Whether a name that a user gave means a kind."""
+    names = {kind.name, kind.full_name, f"{kind.phase_word}_{kind.name}"}
+    return metric in names or metric.lower() in {name.lower() for name in names}
+
+
+# Files that a look leaves behind.
+
+_MODEL = re.compile(r".*\.(pt|pth|ckpt|pkl|npz|safetensors|h5|keras|joblib)", re.IGNORECASE)
+_BESIDE_A_MODEL = re.compile(r".*\.(json|bin)", re.IGNORECASE)
+_STATE = re.compile(r"(.*[_-])?(state|checkpoint|ckpt|resume|progress)\.json", re.IGNORECASE)
+_NOT_OF_TRAINING = re.compile(r"(.*_)?(data|datasets?|cache|corpus|wandb|mlruns)|\..*|__pycache__", re.IGNORECASE)
+"""Folders whose files no start of a program loads as its own state."""
+_MOST_FILES = 50_000
+
+
+def files_of_models(folder: Path) -> frozenset[str] | None:
+    """Return the files below a folder that a program may load at its start, relative; None where there are many."""
+    found, count = list[str](), 0
+    for top, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not _NOT_OF_TRAINING.fullmatch(name)]
+        count += len(names)
+        if count > _MOST_FILES:
+            return None
+        found += (
+            os.path.relpath(os.path.join(top, name), folder)
+            for name in names
+            if _MODEL.fullmatch(name) or _BESIDE_A_MODEL.fullmatch(name)
+        )
+    return frozenset(found)
+
+
+def clear_away(folder: Path, before: Collection[str] | None) -> str:
+    """Move what a program has saved into its folder since `before` out of it; return a remark, empty if it is nothing.
+
+    The next start would go on from it. It is moved and not deleted, as another program may have written it.
+    """
+    now = None if before is None else files_of_models(folder)
+    if before is None or now is None:
+        return ""
+    new = sorted(now.difference(before))
+    folders = {os.path.dirname(name) for name in new if _MODEL.fullmatch(name)}
+    saved = [
+        name
+        for name in new
+        if _MODEL.fullmatch(name) or _STATE.fullmatch(os.path.basename(name)) or os.path.dirname(name) in folders
+    ]
+    if not saved:
+        return ""
+    place = tempfile.mkdtemp(prefix="rubberband-init-")
+    for name in saved:
+        target = Path(place, name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):
+            shutil.move(folder / name, target)
+        for above in Path(name).parents:
+            with suppress(OSError):
+                if str(above) != ".":
+                    (folder / above).rmdir()
+    names = ", ".join(saved[:3]) + (", …" if len(saved) > 3 else "")
+    return (
+        f"the program saved {names} into its own folder, from which its next start might go on: moved to {place}; let "
+        "it save below ${checkpoint}, as trials would share these"
+    )
+
+
+# What the file says.
+
+
+def with_look(seen: TrialFindings, found: Look, choice: Choice, mode: str) -> TrialFindings:
+    """Return the findings with the metric that was chosen."""
+    remarks, most, command, kind = list(seen.remarks), seen.most, seen.command, choice.kind
+    stride = kind.stride if kind.repeats else 1
+    has_place = any("${max_t}" in word for word in command)
+    if found.is_once:
+        command, most = _without_max_t(command), 1
+        remarks.append(
+            f"the program printed {choice.name} once, at its end: an iteration is a whole training, which no scheduler "
+            "stops early; print it after each epoch (docs/commands.md)"
+        )
+    elif has_place and stride > 1:
+        command = _without_max_t(command)
+        most = max(2, most // stride)
+        remarks.append(
+            f"the metric comes every {stride} epochs or steps, and an iteration is one such line: the number of epochs "
+            "stays as the program has it"
+        )
+    elif not has_place and found.epochs is not None:
+        most = max(1, found.epochs)
+    if kind.is_batch:
+        remarks.append(
+            f"the line with {choice.name} comes several times an epoch, and each is an iteration: print a line of an "
+            "epoch if you want that"
+        )
+    return replace(
+        seen,
+        command=command,
+        metrics=choice.metrics,
+        metric=choice.name,
+        mode=mode,
+        most=most,
+        scheduler=_for_once(seen.scheduler) if found.is_once else seen.scheduler,
+        line=choice.line,
+        saves=found.saves,
+        is_once=found.is_once,
+        iteration_s=found.iteration_s,
+        startup_s=found.startup_s,
+        remarks=tuple(remarks),
+    )
+
+
+_ONCE = "  scheduler: {type: none, num_samples: 16, max_t: 1} # the program prints its metric once, at its end"
+
+
+def _for_once(scheduler: str) -> str:
+    """Return the line of a scheduler that lets each trial train once; that of a sweep keeps its number of trials."""
+    return re.sub(r"max_t: \d+", "max_t: 1", scheduler) if "type: none" in scheduler else _ONCE
+
+
+def _without_max_t(words: Sequence[str]) -> tuple[str, ...]:
+    kept = list[str]()
+    for word in words:
+        if "${max_t}" not in word:
+            kept.append(word)
+        elif word == "${max_t}" and kept and kept[-1].startswith("-"):
+            kept.pop()
+    return tuple(kept)
