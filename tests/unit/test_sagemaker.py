@@ -169,6 +169,11 @@ def test_a_folder_of_data_that_is_not_known_is_asked_for(monkeypatch: pytest.Mon
     monkeypatch.delenv("SM_CHANNEL_TRAINING")
     with pytest.raises(InputError, match=r"reads SM_CHANNEL_TRAINING, which is not set; run `export SM_CHANNEL_TRAI"):
         findings_of("train.py", Path("experiment.yaml"))
+    Path("train.py").write_text(SCRIPT.replace('environ["SM_CHANNEL_TRAINING"]', 'environ.get("SM_CHANNEL_TRAINING")'))
+    with pytest.raises(InputError, match=r"reads SM_CHANNEL_TRAINING, which is not set"):
+        findings_of("train.py", Path("experiment.yaml"))
+    found = findings_of("python train.py --data-dir here", Path("experiment.yaml"))
+    assert "SM_CHANNEL_TRAINING" not in found.env
     with pytest.raises(InputError, match=r"SM_CHANNEL_TRAINING, the folder of s3://bucket/data here; run `export"):
         findings_of(job(), Path("experiment.yaml"))
 

@@ -54,6 +54,8 @@ def variables_of(words: Sequence[str], folder: Path, inputs: Mapping[str, str] |
     """
     source = "\n".join(sources_of(words, folder))
     needed = set(re.findall(r"environ\s*\[\s*['\"](SM_\w+)['\"]\s*\]", source))
+    if len(words) <= 2 or inputs:  # else its folders may be among the words
+        needed |= set(re.findall(r"(?:environ\.get|getenv)\(\s*['\"](SM_CHANNEL_\w+)['\"]\s*\)", source))
     found = dict[str, str]()
     for name in dict.fromkeys(re.findall(r"['\"](SM_[A-Z]\w*)['\"]", source)):
         channels = sorted(re.findall(r"['\"]SM_CHANNEL_(\w+)['\"]", source))
@@ -143,7 +145,7 @@ def findings_of(text: str, path: Path) -> TrialFindings:
     with looked_at(env).within():
         first = {name: domain.draw(0.5) for name, domain in space.items()}
         start = ProgramCommand(words=tuple(words), booleans=style).line(first, {"max_t": str(most or 1)})
-        found = program_of(line_of(start), Path.cwd())
+        found = program_of(line_of(start), Path.cwd(), is_chosen=True)
     for before, word in zip(("", *found.words), found.words, strict=False):
         is_place = re.search(r"\$\{(checkpoint|max_t|seed)\}", word) and before.startswith("-") and "=" not in word
         if is_place and before not in words and not (before == "--model-dir" and "SM_MODEL_DIR" in env):

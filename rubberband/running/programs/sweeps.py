@@ -57,7 +57,7 @@ _READS = re.compile(
 
 def is_sweep(text: str) -> bool:
     """Whether the text names a sweep's file."""
-    if not text.endswith((".yaml", ".yml")) or not Path(text).is_file():
+    if not text.endswith((".yaml", ".yml", ".json")) or not Path(text).is_file():
         return False
     with suppress(yaml.YAMLError, UnicodeDecodeError, OSError):
         found = _read(Path(text))
@@ -300,11 +300,12 @@ def _command(sweep: Mapping[str, Any], text: str, space: _Space, remarks: list[s
             continue
         word = word.replace("${interpreter}", "python").replace("${program}", program)
         word = re.sub(r"\$\{envvar:(\w+)\}", lambda match: _variable(match[1], remarks), word)
-        if left := re.search(r"\$\{[^}]*\}", word):
+        if "${args_json_file}" in word:
             raise InputError(
-                f"command: {left[0]} has no counterpart; write ${{args}} or ${{args_json}}, or let the program read "
+                "command: ${args_json_file} has no counterpart; write ${args_json}, or let the program read "
                 'json.loads(os.environ["RUBBERBAND_CONFIG"])'
             )
+        word = word.replace("${", "$${")  # hydra's, such as ${now:%H}: an agent leaves them too
         command.append(word)
     if not macros and "RUBBERBAND_CONFIG" not in _source(script_of(command)):
         raise InputError(
@@ -466,7 +467,7 @@ def _metric(sweep: Mapping[str, Any], found: ProgramFindings, remarks: list[str]
         raise InputError(f"metric: {shown(words)} has no name; write {{name: val_loss, goal: minimize}}")
     if words.get("target") is not None:
         remarks.append("metric.target has no counterpart, and is left out: all trials are trained")
-    goal = words.get("goal", "minimize")
+    goal = {"min": "minimize", "max": "maximize"}.get(words.get("goal"), words.get("goal") or "minimize")
     if goal not in ("minimize", "maximize"):
         raise InputError(f"metric.goal: {shown(goal)} is neither minimize nor maximize; write one")
     mode = "max" if goal == "maximize" else "min"
