@@ -15,6 +15,7 @@ import pytest
 
 from rubberband.errors import InputError
 from rubberband.running.programs.patches import patch_of
+from tests.builders.command_line import ROOT
 
 TORCH = """
 import argparse
@@ -513,3 +514,33 @@ def test_the_command_prints_a_diff_that_applies_and_overwrites_nothing(tmp_path:
     assert "is not overwritten" in again.stderr
     assert none.returncode == 2
     assert 'os.environ.get("RUBBERBAND_CHECKPOINT")' in none.stdout
+
+
+PROGRAMS = ROOT / "tests" / "programs"
+
+
+@pytest.mark.parametrize(
+    ("script", "saved"),
+    [
+        ("argparse_mnist/main.py", {"epoch", "model", "optimizer", "scheduler", "random"}),
+        ("gan_dcgan/main.py", {"epoch", "netG", "netD", "optimizerD", "optimizerG", "random"}),
+        ("argparse_words/main.py", {"epoch", "embed", "head", "best_val_loss", "lr", "random"}),
+        ("configurator_gpt/train.py", {"model", "optimizer", "iter_num", "best_val_loss", "random"}),
+        ("rl_reinforce/reinforce.py", {"epoch", "rng", "theta", "running_reward"}),
+        ("ddp_elastic/main.py", {"epoch", "model", "optimizer", "best_acc1", "state"}),
+        ("click_group/main.py", {"epoch", "rng", "w", "best"}),
+    ],
+)
+def test_the_lines_save_all_that_an_epoch_hands_on(script: str, saved: set[str]) -> None:
+    patch = patch_of(str(PROGRAMS / script))
+    (line,) = [line for line in patch.diff.splitlines() if ".save({" in line or ".dump({" in line]
+    assert set(re.findall(r'"(\w+)": ', line)) == saved
+    restored = set(re.findall(r'saved(?:\["|\.get\(")(\w+)"', patch.diff))
+    assert restored == saved
+
+
+def test_options_of_a_trainer_that_saves_by_itself_are_named() -> None:
+    with pytest.raises(InputError, match=r"resume: --ckpt_path=\$\{checkpoint\}/last.ckpt"):
+        patch_of(str(PROGRAMS / "lightning_cli" / "main.py"))
+    kept = patch_of(str(PROGRAMS / "hf_glue" / "run_points.py")).diff
+    assert "if folder else training_args.resume_from_checkpoint or last_checkpoint)" in kept

@@ -119,7 +119,7 @@ class _Patching:
                 remark = self._of_accelerate(found, accelerator)
             elif "torch" in modules and found.models and found.others:
                 remark = self._of_torch(found)
-            elif (found.values or found.fitted) and "backward(" not in self.text:
+            elif (found.values or found.fitted or found.objects) and "backward(" not in self.text:
                 remark = self._of_python(found)
             else:
                 raise self._refused(modules)
@@ -127,6 +127,13 @@ class _Patching:
         return Patch(self.path, self.text, "".join(self.lines), remark)
 
     def _refused(self, modules: set[str]) -> InputError:
+        if "LightningCLI" in self.text:
+            saves = "--trainer.callbacks+=ModelCheckpoint --trainer.callbacks.dirpath=${checkpoint} "
+            saves += "--trainer.callbacks.save_last=true"
+            return InputError(
+                f"{self.path}: LightningCLI saves by its options: add {saves} to the command"
+                f", and resume: --ckpt_path=${{checkpoint}}/last.ckpt to entrypoint ({PAGE})"
+            )
         if modules & {"keras", "tensorflow"}:
             why = (
                 "Keras saves by itself: pass callbacks=[keras.callbacks.BackupAndRestore("
@@ -188,14 +195,17 @@ class _Patching:
         self._need("pickle")
         load = f'pickle.load(open({self.file}, "rb"))'
         values, restored = self._values(found)
-        objects = [f'"{name}": {name}' for name in found.fitted]
+        kept = [*found.fitted, *found.objects]
+        objects = [f'"{name}": {name}' for name in kept]
+        outer = {name: f'globals()["{name}"]' for name in found.outer if not name.startswith("self.")}
+        restored = [f'{outer.get(name, name)} = {self.saved}["{name}"]' for name in kept] + restored
         rng, again = self._random(torch=False)
         head = [
             self._folder_line(),
             f'{self.file} = f"{{{self.folder}}}/state.pickle"',
             f"{self.saved} = {load} if {self.folder} and os.path.exists({self.file}) else {{}}",
             f"if {self.saved}:",
-            *(f"    {line}" for line in ([f'{n} = {self.saved}["{n}"]' for n in found.fitted] + restored + again)),
+            *(f"    {line}" for line in restored + again),
         ]
         content = ", ".join([*self._epoch(found), *objects, *values, *rng])
         new = f'{self.file} + ".new"'
@@ -304,6 +314,8 @@ class _Patching:
         call = range_of(loop)
         assert call is not None, "only such loops are found"
         written = [ast.unparse(each) for each in call.args]
+        if dotted(call.func).endswith("count"):
+            written = [written[0] if written else "0", "", *written[1:]]
         return (written[0] if len(written) > 1 else "0"), (written[2] if len(written) > 2 else "1")
 
     # Edits, from the end of the file to its begin, so that the numbers of earlier lines stay
@@ -326,8 +338,13 @@ class _Patching:
         """Let the range of a loop begin at another value."""
         call = range_of(loop)
         assert call is not None, "only such loops are found"
+        if not call.args:  # of itertools.count
+            text = ast.get_source_segment(self.text, call)
+            assert text is not None, "a call has its text"
+            self._replace(call, f"{text[:-1]}{first})")
+            return
         argument = call.args[0]
-        if len(call.args) > 1:
+        if len(call.args) > 1 or dotted(call.func).endswith("count"):
             self._replace(argument, first)
         else:
             self._replace(argument, f"{first}, {ast.get_source_segment(self.text, argument)}")
@@ -354,7 +371,7 @@ class _Patching:
         )
         given = next((each for each in call.keywords if each.arg == keyword), None)
         if given is not None:
-            self._replace(given.value, value)
+            self._replace(given.value, value.removesuffix("None") + str(ast.get_source_segment(self.text, given.value)))
         else:
             text = ast.get_source_segment(self.text, call)
             assert text is not None, "a call has its text"

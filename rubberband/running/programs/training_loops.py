@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 Scope = ast.Module | ast.FunctionDef
 Loop = ast.For | ast.While
 
-_EPOCHS = re.compile(r"epoch|^ep$|round", re.IGNORECASE)
+_EPOCHS = re.compile(r"epoch|^ep$|round|episode|generation|^step|^iter|^update$", re.IGNORECASE)
 _TRAINS = ("backward", "partial_fit", "manual_backward")
 _STEPS = ("step", *_TRAINS)
-_PRINTS = ("print", "report", "write", "info", "log", "log_metrics", "set_postfix")
+_PRINTS = ("print", "report", "write", "info", "log", "log_metrics", "set_postfix", "echo", "secho")
+_METRICS = re.compile(r"loss|acc|score|reward|return|err|auc|f1|ppl|bleu|mse|val|eval|metric", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"(^|\.)(optim\.\w+|Adam\w*|SGD|RMSprop|Adagrad|Adadelta|LBFGS|NAdam|RAdam|Lion|Adafactor)$")
 _SCHEDULER = re.compile(r"lr_scheduler\.|(LR|Restarts|Plateau|scheduler\w*)$")
 _SCALER = re.compile(r"GradScaler$")
@@ -22,6 +23,14 @@ _MODEL = re.compile(
     r"model|net(work)?[A-Z]?$|encoder|decoder|generator|discriminator|actor|critic|policy", re.IGNORECASE
 )
 _OF_MODELS = re.compile(r"name|path|dir|file|args|config|type|size|save|load", re.IGNORECASE)
+_DATA = re.compile(
+    r"pars|open$|load|read|fetch|split|frombuffer|Path|Logger|time|Writer|tqdm|wandb|init$|device|count|config|namespace",
+    re.IGNORECASE,
+)
+"""Calls whose value a loop reads and does not change, or that no file can keep."""
+_OPTIONS = re.compile(
+    r"^(self\.)?(args?|opts?|options|cfg|config|conf|hparams|params|flags|parser|logger|device)$", re.IGNORECASE
+)
 _RANDOM = re.compile(r"(default_rng|RandomState|random\.Random)$")
 
 
@@ -37,6 +46,10 @@ class TrainingLoop:
     """Numbers, lists and arrays that an epoch takes from the one before."""
     fitted: list[str] = field(default_factory=list)
     """Models of scikit-learn, and generators of random numbers."""
+    objects: list[str] = field(default_factory=list)
+    """Other objects that the loop reads and may change in place, beside those of PyTorch."""
+    outer: set[str] = field(default_factory=set)
+    """Names of the module, where the loop is in a function."""
     before: ast.stmt | None = None
     """The statement before which a save belongs, as it prints the metric when nothing is left to train."""
     after: ast.stmt | None = None
@@ -150,6 +163,14 @@ class _Program:
                 found.models.append(name)
         known = {*found.models, *found.others, *found.fitted}
         found.values = [name for name in self._carried(scope, loop, assigned) if name not in known]
+        read = self._read(loop)
+        found.objects = [
+            name
+            for name, value in assigned.items()
+            if name in read and name not in (*known, *found.values) and _may_change(value) and not _OPTIONS.search(name)
+        ]
+        if isinstance(scope, ast.FunctionDef):
+            found.outer = {name for name in assigned if name not in _locals_before(scope, loop)} - _arguments(scope)
         self._place(found, known)
         return found
 
@@ -159,8 +180,7 @@ class _Program:
         for each in self.tree.body if isinstance(scope, ast.FunctionDef) else ():
             found |= _targets(each)
         if isinstance(scope, ast.FunctionDef):
-            arguments = scope.args
-            found |= {each.arg: None for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+            found |= dict.fromkeys(_arguments(scope))
             owner = next((each for each in self.classes if scope in each.body), None)
             if owner is not None:
                 of_self = (_targets(each) for method in owner.body for each in ast.walk(method))
@@ -192,7 +212,17 @@ class _Program:
             name
             for name in changed
             if name in assigned and name != target and (name in local or name.startswith("self."))
+            if not (isinstance(value := assigned[name], ast.Call) and re.search("time|perf_counter", dotted(value)))
         ]
+
+    def _read(self, node: ast.AST, depth: int = 4) -> set[str]:
+        """Return the names that a node reads, and the functions of the script that it calls."""
+        found = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+        found |= {name for each in ast.walk(node) if isinstance(each, ast.Attribute) and (name := dotted(each))}
+        for call in calls_in(node):
+            if depth and (function := self.functions.get(_method(call))) is not None:
+                found |= self._read(function, depth - 1)
+        return found
 
     def _place(self, found: TrainingLoop, known: set[str]) -> None:
         """Find the place of a save: beside the line of the metric, and where the state is whole."""
@@ -205,12 +235,18 @@ class _Program:
             named = any(re.match("train", _method(call).removeprefix("_")) for call in calls_in(each))
             return carried or trains or named or fits
 
-        prints = [each for each in body if self.reaches(each, _is_print)]
+        prints = [each for each in body if self.reaches(each, _is_metric)]
+        prints = prints or [each for each in body if self.reaches(each, _is_print)]
+        prints = [each for each in prints if not _leaves(each)] or prints
         direct = [each for each in prints if any(map(_is_print, _own_calls(each)))]
         at = body.index((direct or prints)[-1])
         place = body[at]
         if any(map(changes, body[at + 1 :])):
-            if any(map(changes, body[: at + 1])):
+
+            def trains(each: ast.stmt) -> bool:
+                return self.reaches(each, lambda call: _method(call) in _STEPS)
+
+            if any(map(trains, body[: at + 1])) or not any(map(trains, body[at + 1 :])):
                 found.after = body[-1]
             else:  # it prints first, and then trains: what is saved is what this pass of the loop begins with
                 found.before, found.is_begun = place, False
@@ -229,7 +265,7 @@ def _is_model(name: str) -> bool:
 
 def range_of(loop: ast.For) -> ast.Call | None:
     """Return the call of `range` (or of `trange`) in the head of a loop, also within `tqdm(…)`."""
-    return next((call for call in calls_in(loop.iter) if _method(call) in ("range", "trange")), None)
+    return next((call for call in calls_in(loop.iter) if _method(call) in ("range", "trange", "count")), None)
 
 
 def _method(call: ast.Call) -> str:
@@ -238,6 +274,14 @@ def _method(call: ast.Call) -> str:
 
 def _is_print(call: ast.Call) -> bool:
     return _method(call) in _PRINTS and dotted(call.func) not in ("f.write", "file.write", "sys.stderr.write")
+
+
+def _is_metric(call: ast.Call) -> bool:
+    return _is_print(call) and bool(_METRICS.search(ast.unparse(call)))
+
+
+def _leaves(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.If) and any(isinstance(each, ast.Break | ast.Return) for each in statement.body)
 
 
 def _own_calls(statement: ast.stmt) -> Iterator[ast.Call]:
@@ -267,10 +311,21 @@ def _targets(node: ast.AST) -> dict[str, ast.expr | None]:
             values = value.elts if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts) else None
             for number, each in enumerate(target.elts):
                 if name := dotted(each):
-                    found[name] = values[number] if values else None
+                    found[name] = values[number] if values else value
         elif (name := dotted(target)) and not isinstance(target, ast.Subscript):
             found[name] = value
     return found
+
+
+def _arguments(scope: ast.FunctionDef) -> set[str]:
+    return {each.arg for each in (*scope.args.posonlyargs, *scope.args.args, *scope.args.kwonlyargs)}
+
+
+def _may_change(value: ast.expr | None) -> bool:
+    """Whether a value is made by a call or a list, and is no data, option or clock."""
+    if value is None or not any(isinstance(each, ast.Call | ast.List | ast.Dict) for each in ast.walk(value)):
+        return False
+    return not any(_DATA.search(dotted(call.func)) for call in calls_in(value))
 
 
 def _own_statements(scope: Scope) -> Iterator[ast.stmt]:
