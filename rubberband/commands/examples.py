@@ -7,8 +7,9 @@ from collections.abc import Mapping
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "rubberband init": (
         "rubberband init",
-        "rubberband init my_module:MyTrial search.yaml",
-        "rubberband init 'python train.py --lr 0.1' --metric loss",
+        "rubberband init my_module:MyTrial --file search.yaml",
+        "rubberband init train.py --data d",
+        "rubberband init --metric val_loss -- python -m my_package.train --epochs 5",
     ),
     "rubberband estimate": (
         "rubberband estimate experiment.yaml",

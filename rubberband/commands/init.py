@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import click
 import typer
 import typer.core
 
@@ -167,7 +166,8 @@ def _named_after(seen: TrialFindings) -> str:
     words = list(seen.command)
     if not words:
         return DEFAULT_FILE
-    named = script_of(words) or next((word for word in words if word.endswith(".sh")), None)
+    scripts = (match[1] for word in words if (match := re.fullmatch(r"(.+\.(?:py|sh))(:\w+)?", word)))
+    named = script_of(words) or next(scripts, None)
     if named is None:
         named = words[words.index("-m") + 1].replace(".", "/") if "-m" in words[:-1] else words[0]
     return f"{Path(named).stem}.yaml"
@@ -308,11 +308,13 @@ def _asked(choices: Sequence[str]) -> int:
     print("Which metric ranks the trials?", file=sys.stderr)
     for number, choice in enumerate(choices, start=1):
         print(f"  {number}  {choice}", file=sys.stderr)
+    numbers = [str(number) for number in range(1, len(choices) + 1)]
     try:
-        number = typer.prompt("metric", default=1, type=click.IntRange(1, len(choices)), err=True)
+        while (answer := typer.prompt("metric", default="1", err=True).strip()) not in numbers:
+            print(f"{answer} is not among the choices; give a number from 1 to {len(choices)}", file=sys.stderr)
     except typer.Abort:
         raise KeyboardInterrupt from None
-    return int(number) - 1
+    return numbers.index(answer)
 
 
 # The iteration that is tried.

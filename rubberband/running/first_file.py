@@ -54,6 +54,8 @@ class TrialFindings:
     work: int = 0
     """Iterations of all trials, for the deadline; 0: those of the usual scheduler."""
     remarks: tuple[str, ...] = ()
+    rank: bool = True
+    """Whether one worker of the program has torchrun's variables."""
     line: str = ""
     """The line of a run in which the metric was seen."""
     saves: bool = False
@@ -142,7 +144,8 @@ def text_of(seen: TrialFindings, path: Path) -> str:
 
 def _program(seen: TrialFindings) -> str:
     booleans = f"\n  booleans: {{style: {seen.booleans}}}" if seen.booleans else ""
-    return f"\n  command: {_command(seen.command)}\n  metrics: {seen.metrics}{booleans}"
+    rank = "" if seen.rank else "\n  rank: false # one worker fails with torchrun's variables"
+    return f"\n  command: {_command(seen.command)}\n  metrics: {seen.metrics}{booleans}{rank}"
 
 
 def _command(words: Sequence[str]) -> str:

@@ -221,7 +221,7 @@ def test_the_trials_of_the_page_on_trials_pass_their_check(title: str, tmp_path:
         if block.title is not None:
             reader.save(block)
     module = title.removesuffix(".py")
-    reader.shell(f"rubberband init {module}:{CLASSES[title][-1]} its.yaml && rubberband check its.yaml")
+    reader.shell(f"rubberband init {module}:{CLASSES[title][-1]} --file its.yaml && rubberband check its.yaml")
 
 
 FROM_TORCH = {"CUDA out of memory"}

@@ -350,7 +350,7 @@ def test_the_words_of_a_program_need_no_quotes_and_options_of_init_stand_among_t
     found = load_experiment("train.yaml")
     assert isinstance(found.entrypoint, Program)
     assert found.entrypoint.command == f"python {command}"
-    assert done.stdout.startswith("metric      Loss (min), read from: Epoch [")
+    assert done.stdout.startswith("metric      val_loss (min), read from: Epoch [")
     assert "note: the program saved model.pt into its own folder" in done.stderr
     assert not (here / "model.pt").exists(), "the next start might load it"
 

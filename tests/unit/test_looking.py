@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rubberband.errors import RubberbandError
-from rubberband.running.first_file import TrialFindings, mode_of
+from rubberband.running.first_file import TrialFindings, mode_of, text_of
 from rubberband.running.programs.looking import Look, clear_away, files_of_models, look, with_look
 from rubberband.running.programs.seen_lines import Choice, SeenLines
 from rubberband.values.metric_lines import ambiguous, metrics_in
@@ -152,15 +152,28 @@ def test_reports_are_recognised_among_other_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "line"),
     [
-        ("import time; time.sleep(60)", r"printed nothing within .*: init waits for a line with a metric; .*--wait"),
+        ("import time; time.sleep(60)", r"printed nothing within .*, and no metric; .*--wait"),
         ("import time; print('hello 3', flush=True); time.sleep(60)", r"within .*its last lines: hello 3; if it needs"),
-        ("print('hello')", r"ended after .*printed no line with a metric; its last lines: hello; print a line such as"),
+        ("print('hello')", r"ended after .*printed no metric; its last lines: hello; print a line such as"),
         ("print('loss=1')\nraise ValueError('no data')", r"ended with exit code 1 after .*: ValueError: no data"),
     ],
 )
 def test_a_program_without_a_metric_is_refused_with_what_it_did(source: str, line: str, tmp_path: Path) -> None:
     with pytest.raises(RubberbandError, match=line):
         looked(source, tmp_path, wait_s=0.5)
+
+
+def test_a_program_that_fails_in_a_group_of_one_has_no_rank(tmp_path: Path) -> None:
+    source = """
+    import os
+    if "RANK" in os.environ:
+        raise RuntimeError("ProcessGroupNCCL is only supported with GPUs")
+    for epoch in range(3):
+        print(f"loss={1 / (epoch + 1)}")
+    """
+    found, _ = looked(source, tmp_path)
+    seen = with_look(findings(), found, found.choices[0], "min")
+    assert "\n  rank: false # one worker" in text_of(seen, tmp_path / "x.yaml")
 
 
 def test_a_metric_that_is_not_printed_is_answered_with_those_that_are(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def rubberband(*arguments: str) -> Result:
 def init(source: str, name: str = "objective") -> tuple[Experiment, list[str]]:
     Path("study.py").write_text(source)
     Path("experiment.yaml").unlink(missing_ok=True)
-    done = rubberband("init", f"study.py:{name}", "experiment.yaml", "--no-check")
+    done = rubberband("init", f"study.py:{name}", "--file", "experiment.yaml", "--no-check")
     rubberband("estimate", "experiment.yaml")
     notes = [line.removeprefix("note: ") for line in done.stderr.splitlines() if line.startswith("note: ")]
     return load_experiment("experiment.yaml"), notes

@@ -69,7 +69,7 @@ _OF_PEERS = re.compile(
 """In the last lines of a program whose collective broke."""
 
 
-_WITHOUT_GPU = {"ACCELERATE_USE_CPU": "true"}
+WITHOUT_GPU = {"ACCELERATE_USE_CPU": "true"}
 """Without it, Accelerate and the Trainer of Hugging Face train each worker on its own where there is no GPU."""
 
 
@@ -381,7 +381,7 @@ class CommandRunner(Runner):
         run = f"rubberband-{segment.trial}-{segment.attempt}"
         filled = {name: command.filled(value, segment.config, places) for name, value in self._variables.items()}
         environment = {
-            **(_WITHOUT_GPU if segment.device == "cpu" else {}),
+            **(WITHOUT_GPU if segment.device == "cpu" else {}),
             **(place.lightning_defaults() if by_worker and place.size > 1 else {}),
             **os.environ,
             **filled,

@@ -7,6 +7,7 @@ import os
 import re
 import selectors
 import shutil
+import socket
 import statistics
 import tempfile
 import time
@@ -20,7 +21,8 @@ from typing import Any
 from rubberband.errors import RubberbandError
 from rubberband.executor.training.guard import NOT_STARTED
 from rubberband.executor.training.guarded_process import GuardedProcess
-from rubberband.executor.training.programs.runner import error_in
+from rubberband.executor.training.programs.gang import Place
+from rubberband.executor.training.programs.runner import WITHOUT_GPU, error_in
 from rubberband.executor.training.reporting import CHECKPOINT, CONFIG
 from rubberband.running.first_file import TrialFindings, text_of
 from rubberband.running.programs.seen_lines import Choice, Kind, SeenLines
@@ -38,8 +40,8 @@ _GRACE_S = 0.2
 _LOOK_ON_S = 1.0
 """Least time for which a line of another kind is waited for: a test after many batches."""
 _LONG_S = 3.0
-_ENOUGH = 40
-"""Occurrences of a line after which no other is waited for."""
+_UNKNOWN_S = 15.0
+"""Time for which a metric with a known name is waited for."""
 _LAST_LINES = 60
 _MOST_SHOWN = 300
 
@@ -58,6 +60,8 @@ class Look:
     iteration_s: float
     saves: bool
     """Whether it saved files in the folder of its checkpoint."""
+    has_rank: bool
+    """Whether it had torchrun's variables; it failed with these if not."""
     lines: int
     seconds: float
 
@@ -70,10 +74,31 @@ def look(
     `show` gets each line. `metric`: the one that is wanted. Raises RubberbandError if the program fails, or prints no
     metric for `wait_s` seconds.
     """
+    try:
+        return _looked(seen, folder, wait_s, show, metric, rank=True)
+    except _Failed as failure:
+        if not _DISTRIBUTED.search(str(failure)):
+            raise
+    return _looked(seen, folder, wait_s, show, metric, rank=False)
+
+
+class _Failed(RubberbandError):
+    """The program ended with an error."""
+
+
+def _looked(
+    seen: TrialFindings,
+    folder: Path,
+    wait_s: float,
+    show: Callable[[str], None],
+    metric: str | None,
+    *,
+    rank: bool,
+) -> Look:
     with tempfile.TemporaryDirectory(prefix="rubberband-") as scratch:
         checkpoint = Path(scratch, "checkpoint")
         checkpoint.mkdir()
-        run = _Run(seen, folder, checkpoint, wait_s, show, metric)
+        run = _Run(seen, folder, checkpoint, wait_s, show, metric, rank=rank)
         try:
             run.follow()
         finally:
@@ -92,9 +117,23 @@ class _Run:
         wait_s: float,
         show: Callable[[str], None],
         metric: str | None,
+        *,
+        rank: bool,
     ) -> None:
+        """`rank`: whether it has torchrun's variables."""
         self._seen, self._checkpoint, self._wait_s, self._show, self._metric = seen, checkpoint, wait_s, show, metric
-        self._lines, self._is_stopped = SeenLines(), False
+        self._lines, self._is_stopped, self._has_rank = SeenLines(), False, rank
+        place = Place(
+            rank=0,
+            size=1,
+            local_rank=0,
+            local_size=1,
+            machine=0,
+            machines=1,
+            address="127.0.0.1",
+            port=_free_port(),
+            gpus=None,
+        )
         places = {
             "checkpoint": str(checkpoint),
             "iterations": "0",
@@ -103,13 +142,15 @@ class _Run:
             "gpus": "1",
             "machines": "1",
             "machine_rank": "0",
-            "master_addr": "127.0.0.1",
-            "master_port": "29400",
+            "master_addr": place.address,
+            "master_port": str(place.port),
         }
         self._words = ProgramCommand(words=seen.start).line({}, places)
         environment = {
             "WANDB_MODE": "disabled",  # nobody's account gets a run of this look
+            **({} if any(Path("/dev").glob("nvidia[0-9]*")) else WITHOUT_GPU),
             **os.environ,
+            **(place.variables("rubberband-init") if rank else {}),
             **{name: value.replace(CHECKPOINT_PLACE, str(checkpoint)) for name, value in seen.env.items()},
             "PYTHONUNBUFFERED": "1",
             CHECKPOINT: str(checkpoint),
@@ -155,7 +196,7 @@ class _Run:
         """Return what was found. Raises RubberbandError where that is nothing."""
         seconds, code = time.monotonic() - self._began, self._process.poll()
         if not self._is_stopped and code:
-            raise RubberbandError(self._failure(code, seconds))
+            raise _Failed(self._failure(code, seconds))
         kinds = self._kinds()
         choices = tuple(filter(None, map(self._choice_of, kinds)))
         if not choices:
@@ -177,6 +218,7 @@ class _Run:
             startup_s=max(0.0, times[0] - self._began - period_s),
             iteration_s=period_s or times[0] - self._began,
             saves=any(self._checkpoint.iterdir()),
+            has_rank=self._has_rank,
             lines=len(self._lines.lines),
             seconds=seconds,
         )
@@ -216,6 +258,8 @@ class _Run:
         period_s = max(best.seen[-1].at - best.seen[-2].at, second_at - first_at)
         if best.is_batch:
             return False
+        if best.knows is None:
+            return now - second_at > min(self._wait_s, _UNKNOWN_S)
         if best.may_be_of_a_batch and best.phase != "held-out":
             return now - second_at > min(self._wait_s, max(_LONG_S, 10.0 * period_s))
         known = best.knows is not None and self._metric is None
@@ -237,7 +281,7 @@ class _Run:
 
     def _nothing(self, seconds: float) -> str:
         program = shown(line_of(self._words))
-        wanted = self._metric or "a metric"
+        wanted = f"no {self._metric or 'metric'}"
         others = list(dict.fromkeys(kind.name for kind in self._lines.kinds()))
         if self._metric is not None and others:
             there = ", ".join(others[:8])
@@ -251,16 +295,26 @@ class _Run:
             advice = "call rubberband.report after each epoch"
         if not self._is_stopped:
             last = self._last_lines()
-            return f"{program} ended after {seconds:.1f} s, and printed no line with {wanted}{last}; {advice}"
+            return f"{program} ended after {seconds:.1f} s, and printed {wanted}{last}; {advice}"
         waited = format_duration(self._wait_s)
         longer = f"if it needs longer, --wait {format_duration(_TIMES_AS_LONG * self._wait_s)}; if not, {advice}"
         if not any(line.strip() for line in self._lines.lines):
-            return f"{program} printed nothing within {waited}: init waits for a line with {wanted}; {longer}"
-        return f"{program} printed no line with {wanted} within {waited}{self._last_lines()}; {longer}"
+            return f"{program} printed nothing within {waited}, and {wanted}; {longer}"
+        return f"{program} printed {wanted} within {waited}{self._last_lines()}; {longer}"
 
     def _last_lines(self) -> str:
         last = " | ".join(line.strip() for line in self._lines.lines[-_LAST_LINES:] if line.strip())
         return last and f"; its last lines: {last if len(last) <= _MOST_SHOWN else f'…{last[-_MOST_SHOWN:]}'}"
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+_DISTRIBUTED = re.compile(r"nccl|gloo|process ?group|init_process|distributed|rendezvous|\bRANK\b|cuda", re.IGNORECASE)
+"""In the error of a program that may only not be able to train in a group."""
 
 
 def _middle(seen: TrialFindings) -> Mapping[str, Any]:
@@ -374,6 +428,7 @@ def with_look(seen: TrialFindings, found: Look, choice: Choice, mode: str) -> Tr
         scheduler=_for_once(seen.scheduler) if found.is_once else seen.scheduler,
         line=choice.line,
         saves=found.saves,
+        rank=found.has_rank,
         is_once=found.is_once,
         iteration_s=found.iteration_s,
         startup_s=found.startup_s,

@@ -203,7 +203,7 @@ class SeenLines:
 
     def choice_of(self, kind: Kind) -> Choice | None:
         """Return how the file says that this kind counts; None where no pattern reads it alone."""
-        if self._is_plain(kind):
+        if kind.full_name == kind.name and self._is_plain(kind):  # there may be a test loss yet beside a valid loss
             return Choice(kind.name, "stdout # a line with the metric is an iteration", kind)
         name = re.sub(r"\W+", "_", kind.full_name).strip("_")
         if kind.phase_word and not _phase_of(kind.full_name):
@@ -249,7 +249,10 @@ class SeenLines:
             kind = self._kind(name, label, full_name, phase, before, text)
             kind.is_signed = re.fullmatch(r"\s*[=:]\s*", match["sign"]) is not None
             kind.is_ratio = re.match(r"\s*/\s*\d", text[match.end() :]) is not None
-            if kind.knows is not None or (kind.is_signed and not _says_no(full_name, match["number"])):
+            is_argument = re.search(r"\w\([^)]*$", before) is not None  # of a model that is printed
+            if kind.knows is not None or (
+                kind.is_signed and not is_argument and not _says_no(full_name, match["number"])
+            ):
                 yield kind, (_skeleton(before), _skeleton(label)), value
 
     def _row(self, text: str) -> list[tuple[Kind, tuple[str, str], float]] | None:
