@@ -1,9 +1,10 @@
-"""What a person sees on a real terminal: the story of a run with the best on top, and how it goes on after Ctrl-C."""
+"""What a person sees on a real terminal: the story of a run, how it goes on after Ctrl-C, and the question of init."""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,36 @@ def test_ctrl_c_on_a_run_that_another_terminal_watches_names_how_it_goes_on(tmp_
     assert "`rubberband resume sleepy` continues it" in run.shown
     assert "sleepy: cancelled" in watch.shown
     assert command_line.nothing_left()
+
+
+PRINTS = """
+import argparse, time
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=0.1)
+args = parser.parse_args()
+for epoch in range(1, 100):
+    time.sleep(0.05)
+    print(f"epoch {epoch} val_loss={1 / epoch} val_acc={1 - args.lr / epoch}", flush=True)
+"""
+
+
+def test_init_asks_once_which_metric_ranks_and_folds_the_lines_of_the_program(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PRINTS)
+    binaries = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "RUBBERBAND_HOME": str(tmp_path / "home"), "PATH": binaries}
+    words = ("init", "train.py", "--no-check")
+    with on_terminal(*words, folder=tmp_path, environment=environment) as terminal:
+        terminal.until(r"looking at python train.py\n  epoch \d")
+        terminal.until(
+            r"1  val_acc \(more is better\).*\n  2  val_loss \(less is better\)  epoch \d+ .*\nmetric \[1\]: "
+        )
+        terminal.type(CTRL_C)
+        assert terminal.end() == 130, terminal.shown
+    assert not (tmp_path / "train.yaml").exists()
+    with on_terminal(*words, folder=tmp_path, environment=environment) as terminal:
+        terminal.until(r"metric \[1\]: ")
+        terminal.type(b"7\n2\n")
+        assert terminal.end() == 0, terminal.shown
+    assert "7 is not among the choices; give a number from 1 to 2" in terminal.shown
+    assert "  metric: val_loss\n  mode: min\n" in (tmp_path / "train.yaml").read_text()
+    assert len(re.split(r"wrote train.yaml\n", terminal.shown)[1].splitlines()) == 7, "a note and six lines"

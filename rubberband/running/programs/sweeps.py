@@ -467,7 +467,8 @@ def _metric(sweep: Mapping[str, Any], found: ProgramFindings, remarks: list[str]
         raise InputError(f"metric: {shown(words)} has no name; write {{name: val_loss, goal: minimize}}")
     if words.get("target") is not None:
         remarks.append("metric.target has no counterpart, and is left out: all trials are trained")
-    goal = {"min": "minimize", "max": "maximize"}.get(words.get("goal"), words.get("goal") or "minimize")
+    given = str(words.get("goal") or "minimize")
+    goal = {"min": "minimize", "max": "maximize"}.get(given, given)
     if goal not in ("minimize", "maximize"):
         raise InputError(f"metric.goal: {shown(goal)} is neither minimize nor maximize; write one")
     mode = "max" if goal == "maximize" else "min"
