@@ -222,3 +222,12 @@ def test_the_options_of_a_trainer(
     assert " ".join(found.words) == command
     assert {name: domain for name, (domain, _) in found.space.items()} == space
     accepted(found.words, found)
+
+
+@cases("options", "words", "written")
+def test_options_that_cannot_be_searched_as_they_are(options: str, words: str, written: str) -> None:
+    source = ARGPARSE.format(options="\n    ".join(options.splitlines()))
+    found = found_in({"train.py": source}, f"python train.py {words}".strip())
+    assert " ".join(found.words) == f"python train.py {written}"
+    accepted(found.words, found)
+    accepted(found.start, found)

@@ -99,9 +99,9 @@ def program_of(text: str, folder: Path, *, is_chosen: bool = False) -> ProgramFi
         raise InputError(f"{text} runs a command of a Makefile; give that command, which {printed} prints")
     if shutil.which(words[0]) is None and not Path(folder, words[0]).is_file():
         raise InputError(f"{words[0]} is not here; install it, or give its path")
-    for word in words:
-        if word.endswith((".py", ".sh")) and not (folder / word).is_file():
-            raise InputError(f"there is no {word} in {folder}; give its path from there")
+    for file in (word.partition("=")[2] if word.startswith("-") else word for word in words):
+        if file.endswith((".py", ".sh")) and not (folder / file).is_file():
+            raise InputError(f"there is no {file} in {folder}; give its path from there")
     sources = sources_of(words, folder)
     if " " not in text.strip() and sources and (trial := trial_in(sources[0])) is not None:
         raise InputError(f"{text} defines {trial}, a trial in Python: rubberband init {Path(text).stem}:{trial}")

@@ -8,8 +8,10 @@ program and its arguments, as Python takes them: `train.py --data d`, `-m packag
 from __future__ import annotations
 
 import argparse
+import atexit
 import importlib.util
 import json
+import linecache
 import os
 import re
 import runpy
@@ -85,6 +87,8 @@ def _patch_argparse() -> None:
     first: list[dict[str, Any]] = []
 
     def parse_args(parser: Any, args: Any = None, namespace: Any = None) -> Any:
+        if _library() != "hydra":
+            _require_command_line(args)
         if _library() != "hydra" and type(parser).parse_known_args is base.parse_known_args:
             _stop_parser(parser, first)
         final.append(parser)  # it adds options as it parses
@@ -93,6 +97,7 @@ def _patch_argparse() -> None:
     def parse_known_args(parser: Any, args: Any = None, namespace: Any = None, **more: Any) -> Any:
         if _library() == "hydra":  # its words are those of a configuration
             return known(parser, args, namespace, **more)
+        _require_command_line(args)
         if parser in final or len(parser._actions) > _SMALL or not _is_another(parser):
             _stop_parser(parser, first)
         if not first:
@@ -100,6 +105,7 @@ def _patch_argparse() -> None:
             late = threading.Timer(_SECOND_S, lambda: stop(first))
             late.daemon = True
             late.start()
+            atexit.register(stop, first)  # it ends, without another parser
         return known(parser, args, namespace, **more)
 
     base.parse_args = base.parse_intermixed_args = parse_args
@@ -116,6 +122,14 @@ def _caller() -> Any:
 
 def _library() -> str:
     return str(getattr(_caller(), "f_globals", {}).get("__name__", "")).partition(".")[0]
+
+
+def _require_command_line(args: Any) -> None:
+    """Stop at a parser of words that are written in the program, as `parse_args([])`: it has no command line."""
+    line = linecache.getline(_caller().f_code.co_filename, _caller().f_lineno) if _caller() is not None else ""
+    is_written = re.search(r"parse_\w*args\w*\(\s*(args\s*=\s*)?(\[|['\"]+\.split)", line) is not None
+    if args is not None and (is_written or [word for word in args if word not in sys.argv]):
+        stop([], fault="its parser gets words of its own in place of the command line: call parse_args() without them")
 
 
 def _is_another(parser: Any) -> bool:
@@ -138,10 +152,11 @@ def options_of(parser: Any, level: int, read: Any = None) -> tuple[list[dict[str
     found: list[dict[str, Any]] = []
     commands: list[str] = []
     subparsers: Any = None
+    excluded = [action for group in parser._mutually_exclusive_groups for action in _excluded(group)]
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             subparsers = action
-        elif not isinstance(action, (argparse._HelpAction, argparse._VersionAction)):
+        elif not isinstance(action, (argparse._HelpAction, argparse._VersionAction)) and action not in excluded:
             found.append(dict((read or option_of)(action, parser), level=level))
     if subparsers is not None:
         name = chosen(sys.argv[1:], list(subparsers.choices))
@@ -151,6 +166,16 @@ def options_of(parser: Any, level: int, read: Any = None) -> tuple[list[dict[str
             options, commands = options_of(subparsers.choices[name], level + 1, read)
             return found + options, [name, *commands]
     return found, commands
+
+
+def _excluded(group: Any) -> list[Any]:
+    """Return the actions of a group that may not stand beside the one that the words have, or else beside the first."""
+    actions = list(group._group_actions)
+    given = [action for action in actions if any(_given(flag) for flag in action.option_strings)]
+    kept = given or actions[:1]
+    if group.required and not given:
+        kept[0].required = True
+    return [action for action in actions if action not in kept]
 
 
 _KINDS = {"StoreAction": "value", "StoreTrueAction": "switch", "BooleanOptionalAction": "pair"}
@@ -171,13 +196,23 @@ def option_of(action: Any, parser: Any) -> dict[str, Any]:
         "kind": kind if kind != "pair" or off else "other",
         "off": off,
         "type": getattr(action.type, "__name__", None) if action.type is not None else None,
-        "default": None if action.default == argparse.SUPPRESS else action.default,
+        "default": _default(action),
         "choices": list(action.choices) if action.choices is not None else None,
         "takes_one": action.nargs in (None, "?") or kind != "value",
         "required": bool(action.required),
         "booleans": _booleans(action, kind),
         "help": action.help if isinstance(action.help, str) else "",
     }
+
+
+def _default(action: Any) -> Any:
+    """Return the default, of a text for a number that number."""
+    if isinstance(action.default, str) and action.type in (int, float):
+        try:
+            return action.type(action.default)
+        except ValueError:
+            return None
+    return None if action.default == argparse.SUPPRESS else action.default
 
 
 def _booleans(action: Any, kind: str) -> list[str] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -25,7 +26,7 @@ _BOOL_OF_TRAINER = "string_to_bool"
 """Name of the type that HfArgumentParser gives to its options that are true or false."""
 _PARSERS = re.compile(
     r"ArgumentParser|ArgParser|argparse|parse_args|Parser\(|\b(click|typer|fire|absl|simple_parsing|tap|jsonargparse|tyro|"
-    r"hydra|omegaconf|optparse|configargparse|pyrallis|draccus|LightningCLI|HfArgumentParser|TrlParser)\b"
+    r"flags|hydra|omegaconf|optparse|configargparse|pyrallis|draccus|LightningCLI|HfArgumentParser|TrlParser)\b"
 )
 """Traces of a parser in a source: a program without them is not started."""
 _UNKNOWN = 100
@@ -86,6 +87,8 @@ class ProgramOption:
         if self.choices is not None:
             return 1 < len(self.choices) <= 8
         is_number = isinstance(self.default, int | float) or self.type in ("int", "float")
+        if isinstance(self.default, float) and not math.isfinite(self.default):
+            return False
         if plain_name(self.name) == "channels" and self.default in (1, 3, 4):  # of an image
             return False
         return is_number and (self.known is not None or (self.default or 0) > 0)
@@ -173,7 +176,10 @@ def _answered(content: bytes, printed: bytes, begin: int) -> Parser:
         return Parser(fault=f"it ended before it parsed any arguments{why}")
     plain = json.loads(content)
     return Parser(
-        options=tuple(_option(each) for each in plain["options"]), commands=tuple(plain["commands"]), begin=begin
+        options=tuple({each["name"]: _option(each) for each in plain["options"]}.values()),
+        commands=tuple(plain["commands"]),
+        begin=begin,
+        fault=plain.get("fault", ""),
     )
 
 

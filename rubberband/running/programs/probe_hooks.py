@@ -198,12 +198,19 @@ def _of_signature(function: Any) -> list[dict[str, Any]]:
 
 
 def _absl(module: Any) -> None:
+    parse = module.FlagValues.__call__
+
     def call(self: Any, argv: Any, known_only: bool = False) -> None:
         found = []
+        with contextlib.suppress(BaseException):  # files of configurations are read then
+            parse(self, argv, known_only)
         for name, flags in self.flags_by_module_dict().items():
             file = getattr(sys.modules.get(name), "__file__", None) or ""
             if not name.startswith("absl.") and "site-packages" not in file:
                 found += [_of_flag(flag) for flag in flags]
+        for name, flag in self._flags().items():
+            if hasattr(flag.value, "to_dict"):  # of ml_collections
+                found += [_value(name + "." + inner, value) for inner, value in _flat(flag.value.to_dict()).items()]
         probe.stop(found)
 
     module.FlagValues.__call__ = call
@@ -376,6 +383,13 @@ def _hydra(module: Any) -> None:
     module.Hydra.run = module.Hydra.multirun = run
 
 
+def _compose(module: Any) -> None:
+    def compose(*_: Any, **__: Any) -> None:
+        probe.stop([], fault="it calls hydra.compose, which reads no command line: let @hydra.main compose it")
+
+    module.compose = compose
+
+
 def _of_config(config: Any) -> list[dict[str, Any]]:
     omegaconf = sys.modules["omegaconf"]
     content = omegaconf.OmegaConf.to_container(config, resolve=False)
@@ -440,6 +454,7 @@ PATCHES: dict[str, Callable[[Any], None]] = {
     "click.core": _click,
     "fire.core": _fire,
     "hydra._internal.hydra": _hydra,
+    "hydra.compose": _compose,
     "jsonargparse._core": _jsonargparse,
     "jsonargparse.core": _jsonargparse,
     "omegaconf.omegaconf": _omegaconf,
