@@ -46,7 +46,12 @@ def main(words: Sequence[str]) -> None:
         os._exit(0)
     config = json.loads(given[1] if len(given) > 1 else os.environ["RUBBERBAND_CONFIG"])
     trial = Trial(config, maximizes)
-    value = _objective(path, name)(trial)
+    try:
+        value = _objective(path, name)(trial)
+    except Exception as error:
+        if type(error).__name__ == "TrialPruned":
+            _end(f"{name} has pruned this configuration itself")
+        raise
     if isinstance(value, list | tuple):
         _end(f"{name} returned {len(value)} values; return the one that ranks trials")
     if not isinstance(value, int | float) and not hasattr(value, "item"):
@@ -62,7 +67,7 @@ def _end(line: str) -> NoReturn:
 def _objective(path: str, name: str) -> Callable[[Any], Any]:
     """Import a file without the part below `if __name__ == "__main__":`, up to a study that it starts; return the
     objective."""
-    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    sys.path[0], sys.argv = os.path.dirname(os.path.abspath(path)), [path]
     _without_studies(name)
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec is not None
@@ -80,7 +85,7 @@ def _objective(path: str, name: str) -> Callable[[Any], Any]:
         for part in name.split("."):
             found = getattr(found, part)
     except AttributeError:
-        _end(f"{path} has no {name} above the study that it starts; define it there")
+        _end(f"{path} has no {name} at its top, above the study that it starts; define it there")
     if inspect.isclass(found) or not callable(found):
         _end(f"{name} is no function; write `def objective(trial): return {name}(…)(trial)`")
     required = [

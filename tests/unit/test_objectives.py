@@ -217,7 +217,7 @@ def test_two_choices_may_decide_together() -> None:
             "def objective(trial): return Objective(…)(trial)",
         ),
         (STUDY, "Objective()", "Objective() is no name of a function"),
-        (STUDY, "other", "has no other above the study that it starts"),
+        (STUDY, "other", "has no other at its top, above the study that it starts"),
         ("import optuna\ndef objective(trial, data):\n    pass\n", "objective", "return objective(trial, data)"),
         ("def train(config):\n    return 1\n", "train", "rubberband init study:train"),
         (STUDY.replace('direction="minimize"', "directions=['minimize'] * 2"), "objective", "several directions"),
@@ -249,6 +249,7 @@ def test_an_objective_that_cannot_be_run_is_refused_in_one_line(source: str, nam
         ({}, "trial.study.best_value", "study.best_value needs the other trials"),
         ({}, "value = (1, 2)", "objective returned 2 values"),
         ({}, "value = None", "objective returned None, which is no number"),
+        ({}, "raise optuna.TrialPruned", "objective has pruned this configuration itself"),
     ],
 )
 def test_a_run_says_in_one_line_what_it_lacks(config: dict[str, Any], source: str, line: str) -> None:
@@ -256,6 +257,25 @@ def test_a_run_says_in_one_line_what_it_lacks(config: dict[str, Any], source: st
     done = run(config)
     assert done.returncode == 1
     assert line in done.stderr.splitlines()[-1]
+
+
+def test_a_wrapper_of_an_objective_with_data_has_its_study() -> None:
+    source = (
+        "import argparse, optuna\nargs = argparse.ArgumentParser().parse_args()\n"
+        "def objective(trial, data):\n    return sum(data) * trial.suggest_float('x', 0, 1)\n"
+        "def tuned(trial):\n    return objective(trial, [1, 2])\n"
+        "def main():\n    study = optuna.create_study(direction='maximize')\n"
+        "    study.optimize(lambda trial: objective(trial, [1, 2]), n_trials=7)\n"
+    )
+    found, notes = init(source, "tuned")
+    assert (found.search.num_trials, found.search.mode, notes) == (7, "max", [])
+    done = subprocess.run(
+        [sys.executable, "-m", "rubberband.objective", "study.py:tuned", '{"x": 0.5}'],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "value=1.5\n", done.stderr
 
 
 def test_a_module_with_an_objective_is_one_too(here: Path) -> None:

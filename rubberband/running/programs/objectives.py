@@ -140,7 +140,9 @@ def _study(tree: ast.Module, name: str) -> tuple[_Study, list[str]]:
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    optimize = next((node for node in ast.walk(tree) if _called(node) == "optimize" and _is_about(node, name)), None)
+    optimizations = [node for node in ast.walk(tree) if _called(node) == "optimize"]
+    single = optimizations[0] if len(optimizations) == 1 else None  # maybe of a function that this one wraps
+    optimize = next((node for node in optimizations if _is_about(node, name)), single)
     creations = [node for node in ast.walk(tree) if _called(node) == "create_study"]
     study = getattr(getattr(optimize, "func", None), "value", None)
     made = constants.get(study.id) if isinstance(study, ast.Name) else study
