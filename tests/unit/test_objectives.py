@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from rubberband import cli
 from rubberband.errors import InputError
+from rubberband.running.first_file import text_of
 from rubberband.running.programs.findings import findings_of, is_program
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_experiment
@@ -82,11 +83,10 @@ def rubberband(*arguments: str) -> Result:
 
 def init(source: str, name: str = "objective") -> tuple[Experiment, list[str]]:
     Path("study.py").write_text(source)
-    Path("experiment.yaml").unlink(missing_ok=True)
-    done = rubberband("init", f"study.py:{name}", "--file", "experiment.yaml", "--no-check")
+    seen = findings_of(f"study.py:{name}", path := Path("experiment.yaml"))
+    path.write_text(text_of(seen, path))
     rubberband("estimate", "experiment.yaml")
-    notes = [line.removeprefix("note: ") for line in done.stderr.splitlines() if line.startswith("note: ")]
-    return load_experiment("experiment.yaml"), notes
+    return load_experiment("experiment.yaml"), list(seen.remarks)
 
 
 def short(source: str) -> str:

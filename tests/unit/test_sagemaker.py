@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from rubberband import cli
 from rubberband.errors import InputError
+from rubberband.running.first_file import text_of
 from rubberband.running.programs.findings import findings_of, is_program
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_experiment
@@ -121,11 +123,10 @@ def rubberband(*arguments: str) -> Result:
 
 
 def init(text: str) -> tuple[Experiment, list[str]]:
-    Path("experiment.yaml").unlink(missing_ok=True)
-    done = rubberband("init", text, "experiment.yaml", "--no-check")
+    seen = findings_of(text, path := Path("experiment.yaml"))
+    path.write_text(text_of(seen if seen.metric else replace(seen, metric="loss"), path))
     rubberband("estimate", "experiment.yaml")
-    notes = [line.removeprefix("note: ") for line in done.stderr.splitlines() if line.startswith("note: ")]
-    return load_experiment("experiment.yaml"), notes
+    return load_experiment("experiment.yaml"), list(seen.remarks)
 
 
 def job(change: tuple[str, ...] = (), value: Any = None) -> str:
