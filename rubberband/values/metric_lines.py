@@ -139,10 +139,10 @@ _COUNT = re.compile(
 )
 """The number of an iteration, as in `Epoch 3/8`, `step: 20` or `"epoch": 1.5`."""
 _NUMBERED = re.compile(
-    r"(best|total|max|num|per|last|warmup)?[\W_]{0,2}"
-    r"(?<![a-z])(epoch|ep|episode|round|iteration|iter|it|update|step|batch)\W{0,3}(\d+(?:\.\d+)?)(?!,\d|\.?\w)",
-    re.IGNORECASE,
+    r"(?<![a-z])(epoch|episode|ep|round|iteration|iter|it|update|step|batch)\W{0,3}(\d+(?:\.\d+)?)(?!,\d|\.?\w)"
 )
+_NO_NUMBER = re.compile(r"(best|total|max|num|per|last|warmup)[\W_]{0,2}$")
+"""Words before such a number that make it another one."""
 _WORDS = ("epoch", "episode", "round", "iteration", "update", "step", "batch")
 """Words beside the number of an iteration, the coarser ones first: batches begin again with each epoch."""
 _SHORT = {"ep": "epoch", "it": "iteration", "iter": "iteration"}
@@ -166,11 +166,11 @@ def numbers_in(line: str, pattern: re.Pattern[str] | None = None) -> dict[str, f
         match = pattern.search(line)
         number = re.match(_NUMBER, (match[ITERATION] if match else None) or "", re.IGNORECASE)
         return {ITERATION: float(number[0])} if number else {}
-    found = dict[str, float]()
-    for other, word, number in _NUMBERED.findall(line):
-        name = _SHORT.get(word.lower(), word.lower())
-        if not other and (name == "epoch" or "." not in number):
-            found.setdefault(name, float(number))
+    found, lower = dict[str, float](), line.lower()
+    for found_at in _NUMBERED.finditer(lower):
+        name, digits, begin = _SHORT.get(found_at[1], found_at[1]), found_at[2], found_at.start()
+        if (name == "epoch" or "." not in digits) and not _NO_NUMBER.search(lower, max(0, begin - 12), begin):
+            found.setdefault(name, float(digits))
     return {} if found.keys() == {"batch"} else found  # it may be their size
 
 
@@ -182,9 +182,11 @@ def passes(numbers: Mapping[str, float], before: Mapping[str, float]) -> bool | 
 
 def is_alike(metrics: Mapping[str, float], others: Mapping[str, float], metric: str) -> bool:
     """Whether two lines have the same metrics, but for times, with more digits than are the same by chance."""
+    if metrics[metric] != others.get(metric):
+        return False
     names = [name for name in metrics if name in others and (name == metric or not _DIFFERING.search(name))]
     digits = sum(len(f"{abs(metrics[name]):.11e}".partition("e")[0].rstrip("0.").replace(".", "")) for name in names)
-    return metric in names and digits >= _TELLING and all(metrics[name] == others[name] for name in names)
+    return digits >= _TELLING and all(metrics[name] == others[name] for name in names)
 
 
 _CHANGING = re.compile(

@@ -286,7 +286,7 @@ EVALUATES = """
         ('print(f"loss={1 / (epoch + 1.2345):.5f}")', PRINTED),
         (
             'print(f"loss={1 / epoch} after {epoch}")',
-            replace(PRINTED, pattern=r"(?P<loss>\S+) after (?P<iteration>.*)"),
+            Metrics(source="stdout", pattern=r"loss=(?P<loss>\S+) after (?P<iteration>.*)"),
         ),
         ('rubberband.report({"loss": 1 / epoch, "epoch": epoch})', Metrics()),
     ],
