@@ -159,7 +159,7 @@ def _checkpoint_notes(best: Estimate, experiment: Experiment) -> list[str]:
     script = script_of(words_of(experiment.entrypoint.command)) if isinstance(experiment.entrypoint, Program) else ""
     how = f"; rubberband init --patch {script} shows them" if script and script.endswith(".py") else ""
     why = "the trial saves none, so each stage repeats all earlier iterations"
-    return [f"checkpoints: {why}. 5 lines of checkpoint would {what}{how}."]
+    return [f"checkpoints: {why}. A few lines of checkpoint would {what}{how}."]
 
 
 def _bases(

@@ -19,6 +19,7 @@ from rubberband.spec.search import asha, sha
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import PlanningConstraints, Stage, repeating
 from rubberband.values.profile import Profile
+from rubberband.views.estimate.tables import screen_tables
 from tests.builders.budget import examples
 from tests.builders.strategies import offers, profiles, stage_lists
 from tests.builders.virtual_runs import jct_s, run_virtual
@@ -138,14 +139,15 @@ def notes_of(**changes: Any) -> list[str]:
     experiment = Experiment(**{**WORDS, **changes})
     assert experiment.profile is not None
     found = answer(experiment, experiment.profile.to_profile(), PricesAndQuotas(), PlanningOptions(now=0.0))
-    return [note for note in found.notes if note.startswith("checkpoints")]
+    shown = screen_tables(found.estimate, found.notes)[0].notes
+    return [note for note in shown if note.startswith("checkpoints")]
 
 
 def test_an_estimate_says_what_checkpoints_would_save() -> None:
     (note,) = notes_of()
     assert note == (
         "checkpoints: the trial saves none, so each stage repeats all earlier iterations. "
-        "5 lines of checkpoint would save 0.10 of 0.28 USD; rubberband init --patch train.py shows them."
+        "A few lines of checkpoint would save 0.10 of 0.28 USD; rubberband init --patch train.py shows them."
     )
     (fast,) = notes_of(constraints={"max_cost": 50, "objective": "min_time"})
     assert "would save 40s of 1m30s; " in fast
