@@ -464,7 +464,11 @@ def _checkpoint(found: TrialFindings, trial: TrialCheck | None) -> str:
         return "saved below ${checkpoint}"
     if not found.start:
         return "not tried"
-    return "none is saved below ${checkpoint}: a trial begins again at each stage"
+    from rubberband.values.command import script_of
+
+    again = "none is saved below ${checkpoint}: a trial begins again at each stage"
+    script = script_of(found.command) or ""
+    return f"{again}; lines for it: rubberband init --patch {script}" if script.endswith(".py") else again
 
 
 def _resume(trial: TrialCheck | None) -> str:

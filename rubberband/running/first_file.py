@@ -138,8 +138,14 @@ def text_of(seen: TrialFindings, path: Path) -> str:
         measured=measured,
         iteration_s=f"{iteration_s:.2g}",
         startup_s=f"{max(0.1, seen.startup_s):.2g}",
-        extras="" if seen.first_extra_s is None else _extras(seen.first_extra_s, seen.cold_extra_s),
+        extras=("" if seen.first_extra_s is None else _extras(seen.first_extra_s, seen.cold_extra_s))
+        + (_REPEATS if seen.resumes is False and not seen.is_once else ""),
     )
+
+
+_REPEATS = (
+    "  resumes: false # the program starts from zero at each stage; take the line out once it loads a checkpoint\n"
+)
 
 
 def _program(seen: TrialFindings) -> str:

@@ -103,6 +103,15 @@ def test_a_program_that_would_not_resume_gets_a_remark(source: str, remark: str)
     assert any(each.startswith(remark) for each in report.remarks), report.remarks
 
 
+def test_an_iteration_of_a_program_that_saves_is_timed_whole() -> None:
+    saves = "import pathlib, sys, time\nplace = pathlib.Path(sys.argv[1], 'state')\n"
+    saves += "epoch = int(place.read_text()) if place.exists() else 0\nwhile epoch < 8:\n"
+    saves += "    time.sleep(0.3)\n    epoch += 1\n    place.write_text(str(epoch))\n"
+    saves += "    print(f'{epoch} loss={1 / epoch}')\n"
+    report = checked(saves, metrics="stdout")
+    assert report.trial.seconds["iteration"] > 0.25, "it sleeps for 0.3 s, also while its files are awaited"
+
+
 def test_the_line_of_the_metric_is_shown() -> None:
     report = checked(
         "import time\nwhile True: print('epoch 1 loss=0.5 (best)', flush=True); time.sleep(0.2)", metrics="stdout"

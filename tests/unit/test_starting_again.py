@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from rubberband.planner.planning import plan as planned
 from rubberband.planner.problem import JobPlan, Problem
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas
 from rubberband.planning.prices_and_quotas import answer
+from rubberband.running.first_file import TrialFindings, text_of
 from rubberband.spec.experiment import Experiment
+from rubberband.spec.loading import parse_experiment
 from rubberband.spec.search import asha, sha
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import PlanningConstraints, Stage, repeating
@@ -156,3 +159,17 @@ def test_an_estimate_says_what_checkpoints_would_save() -> None:
     assert notes_of(profile={"seconds_per_iteration": {1: 10}}) == []
     once = {**WORDS["search"], "scheduler": {"type": "none", "num_samples": 8, "max_t": 4}}
     assert notes_of(search=once) == []
+
+
+@pytest.mark.parametrize(("resumes", "written"), [(False, False), (True, True), (None, True)])
+def test_init_writes_what_a_check_has_found(resumes: bool | None, written: bool) -> None:
+    found = TrialFindings(
+        name="x",
+        command=("python", "train.py", "--lr", "${lr}"),
+        metrics="stdout",
+        space={"lr": ("{type: uniform, lower: 0, upper: 1}", "")},
+        metric="loss",
+        resumes=resumes,
+    )
+    profile = parse_experiment(text_of(found, Path("x.yaml")), source="x.yaml").profile
+    assert profile.to_profile().resumes is written

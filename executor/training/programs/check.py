@@ -307,11 +307,17 @@ class ProgramCheck:
         command: ProgramCommand | None = None,
     ) -> CommandRunner:
         entrypoint = self._entrypoint if command is None else replace(self._entrypoint, command=command)
+        if segment.max_iterations is not None and segment.max_iterations > 1:
+            # After the last iteration of a stage a program may train on for a while: what is timed here is all of it.
+            segment = replace(segment, until_iterations=_NO_END)
         runner = make_runner(entrypoint, segment, resources)
         assert isinstance(runner, CommandRunner), "it runs every command"
         resources.append(runner)
         runner.begin(checkpoint)
         return runner
+
+
+_NO_END = 2**31
 
 
 def _until(steps: Iterator[None], until: float) -> Metrics | None:
