@@ -34,7 +34,6 @@ SEARCH = {
 }
 """Settings for a short search through two SYNCs: what `init` wrote on these is the user's wish, not the program's."""
 SYNCS = (1, 2, 4)
-MOST = SYNCS[-1]
 LIMIT_S = 400.0
 
 
@@ -74,6 +73,8 @@ class Program:
     epochs: str = ""
     """The words for the epochs, with `{}`."""
     seed: str = ""
+    by_hand: str = ""
+    """A script in place of `start`, for a file of Python: it gets the module and the configuration as JSON."""
     resume: str = ""
     """Words for a second start in the same folder, if its random numbers differ after one: by hand it is broken too."""
     repeats: int = 0
@@ -198,6 +199,8 @@ class Door:
     def require_right(self) -> None:
         """Raise AssertionError if the file has a metric that its user would not tune, or an unknown parameter."""
         known = set(self.program.options) if self.metric else set()
+        if self.program.by_hand:
+            return
         space = {name.replace("-", "_") for name in self.experiment["search"]["space"]}
         assert space <= known, f"{sorted(space - known)} are no parameters of it"
 
@@ -209,7 +212,8 @@ class Door:
             assert iteration <= len(hand), f"iteration {iteration} of {len(hand)} by hand"
             gap = abs(metrics[metric] - hand[iteration - 1])
             assert gap <= self.program.within, f"iteration {iteration}: {metrics[metric]}, by hand {hand}"
-        assert best.iterations == MOST
+        most = yaml.safe_load({**SEARCH, **self.program.settings}["search.scheduler"])["max_t"]
+        assert best.iterations == most, f"{best.iterations} iterations of {most}"
 
     def by_hand(self, best: TrialResult) -> list[float]:
         """Start the program itself with the winner's configuration, in a copy; return the metric as it prints it."""
@@ -237,6 +241,14 @@ class Door:
 
     def words_by_hand(self, configuration: Mapping[str, Any], seed: int, epochs: int) -> list[str]:
         program = self.program
+        if program.by_hand:
+            return [
+                sys.executable,
+                "-c",
+                program.by_hand,
+                program.init.partition(".")[0],
+                json.dumps(dict(configuration)),
+            ]
         words = [word.replace("{}", str(epochs)) for word in shlex.split(program.start)]
         for name, value in configuration.items():
             option = program.options[name.replace("-", "_")]
