@@ -93,7 +93,7 @@ search:
   metric: accuracy
   mode: max
 constraints: {{deadline: 10m, max_cost: 5, objective: min_time}}
-resources: {{provider: local, instance_type: p3.2xlarge, max_instances: 2}}
+resources: {{provider: local, instance_type: p3.2xlarge, max_instances: 2{minimum}}}
 """
 
 FILES = {
@@ -169,14 +169,18 @@ def run(name: str, place: Path) -> tuple[Result, float]:
     (place / "script.py").write_text(FUNCTION)
     trains = "scheduler: {type: sha, num_samples: 12, grace_period: 3, max_t: 27, reduction_factor: 3}"
     scores = "scheduler: {type: stages, stages: [{trials: 12, iterations: 1}]}"
-    (place / "function.yaml").write_text(WORDS.format(name="function", function="script:train", scheduler=trains))
-    (place / "one.yaml").write_text(WORDS.format(name="one", function="script:score", scheduler=scores))
+    (place / "function.yaml").write_text(
+        WORDS.format(name="function", function="script:train", scheduler=trains, minimum="")
+    )
+    (place / "one.yaml").write_text(WORDS.format(name="one", function="script:score", scheduler=scores, minimum=""))
     (place / "program.py").write_text(PROGRAM)
     (place / "patched.py").write_text(patch_of(str(place / "program.py")).after)
     halves = "scheduler: {type: sha, num_samples: 8, grace_period: 2, max_t: 16, reduction_factor: 2}"
     for script in ("program", "patched"):
         line = f"{{command: 'python {script}.py --lr ${{lr}} --epochs ${{max_t}}', metrics: stdout}}"
-        (place / f"{script}.yaml").write_text(WORDS.format(name=script, function=line, scheduler=halves))
+        (place / f"{script}.yaml").write_text(
+            WORDS.format(name=script, function=line, scheduler=halves, minimum=", minimum_billed: 0s")
+        )
     home, found = place / "home", place / "told"
     environment = os.environ | {"RUBBERBAND_HOME": str(home), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "rubberband.cli", "run", FILES[name]]
