@@ -32,6 +32,8 @@ class TrialFindings:
     """`entrypoint.metrics` of a program as the file writes it, with a comment: `stdout`, `{pattern: …}`."""
     booleans: str = ""
     """Style of its booleans; empty: true/false."""
+    resume: tuple[str, ...] = ()
+    """Words that are added where it is started from a checkpoint."""
     name: str
     space: Mapping[str, tuple[str, str]]
     """Parameter -> its domain as the file writes it, and a comment."""
@@ -151,7 +153,8 @@ _REPEATS = (
 def _program(seen: TrialFindings) -> str:
     booleans = f"\n  booleans: {{style: {seen.booleans}}}" if seen.booleans else ""
     rank = "" if seen.rank else "\n  rank: false # one worker fails with torchrun's variables"
-    return f"\n  command: {_command(seen.command)}\n  metrics: {seen.metrics}{booleans}{rank}"
+    resume = f"\n  resume: {_command(seen.resume)} # at each start from a checkpoint" if seen.resume else ""
+    return f"\n  command: {_command(seen.command)}\n  metrics: {seen.metrics}{booleans}{resume}{rank}"
 
 
 def _command(words: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,13 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rubberband.commands.init import seen_in
 from rubberband.errors import InputError
 from rubberband.running.first_file import TrialFindings, text_of
 from rubberband.running.programs.options import ProgramFindings, program_of
 from rubberband.running.ranges import domain_of, middle_of
 from rubberband.spec.loading import parse_experiment
+from rubberband.spec.program import Program
 from rubberband.values.command import ProgramCommand
 from tests.builders.tables import cases
 
@@ -144,6 +147,11 @@ def test_an_option_that_resumes_is_no_parameter(options: str, flag: str, kind: s
     )
     assert found.resume is not None
     assert (found.resume.flag, found.resume.kind, found.resume.words) == (flag, kind, words)
+    assert any("below the command" in remark for remark in found.remarks) == (not words)
+    seen = replace(seen_in("train.py", Path("x.yaml")), metric="loss")
+    experiment = parse_experiment(text_of(seen, Path("x.yaml")), source="x.yaml")
+    assert isinstance(experiment.entrypoint, Program)
+    assert experiment.entrypoint.to_plain().resume == words
     assert [*found.space] == ["lr"]
 
 

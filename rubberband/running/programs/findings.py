@@ -69,6 +69,7 @@ def _findings_of_program(program: str, path: Path) -> TrialFindings:
         space=found.space,
         others=found.others,
         booleans=found.booleans,
+        resume=found.resume.words if found.resume is not None else (),
         metric="",
         env=env,
         most=max(2, found.epochs or MOST),

@@ -292,7 +292,15 @@ class _Command:
         if self.reads_configuration and not self.space:
             names = {name: default for text in self.sources for name, default in parameters_in(ast.parse(text))}
             self.space = {name: domain_of(name, default) for name, default in sorted(names.items())}
-        if self.parser.options and not any(OUTPUT in word for word in self.words()):
+        has_folder = any(OUTPUT in word for word in self.words())
+        if self.resume is not None and not has_folder:
+            self.resume = replace(self.resume, words=())
+        elif self.resume is not None and not self.resume.words and not is_trainer:
+            self.remarks.append(
+                f"{self.resume.flag} loads a checkpoint, and which file the program saves is not known: write resume: "
+                f"{self.resume.flag} {OUTPUT}/FILE below the command, unless it loads that by itself"
+            )
+        if self.parser.options and not has_folder:
             self.remarks.append(
                 "it has no option for the folder of its checkpoints: let it save to the folder in "
                 'os.environ["RUBBERBAND_CHECKPOINT"], and load from there when it starts'
