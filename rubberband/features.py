@@ -123,7 +123,7 @@ FEATURES = (
     Feature(
         "Programs",
         "commands.md",
-        (f"{_TRAIN}.programs", "running.programs", "objective"),
+        (f"{_TRAIN}.programs", "running.programs", "objective", "wandb_run"),
         ("entrypoint.command",),
         {"programs": "running.programs.findings", "program check": f"{_TRAIN}.programs.check:ProgramCheck"},
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -170,23 +171,81 @@ def test_nested_parameters_are_one_word_as_at_wandb(macro: str, word: str, read:
         assert read(words[0]) == {"lr": 0.1, "optimizer": optimizer}
 
 
-def test_a_program_that_reads_wandbs_config_is_refused_until_it_reads_ours(here: Path) -> None:
-    sweep = (
-        "{program: train.py, method: random, run_cap: 2, metric: {name: loss}, "
-        "parameters: {lr: {min: 0.1, max: 1.0}, epochs: {value: 3}}}"
-    )
-    (here / "train.py").write_text("import wandb\nrun = wandb.init()\nrun.log({'loss': run.config.lr})\n")
-    Path("sweep.yaml").write_text(sweep)
-    with pytest.raises(InputError, match=r"wandb.init\(config=json.loads\(os.environ\[\"RUBBERBAND_CONFIG\"\]\)\)"):
-        findings_of("sweep.yaml", Path("experiment.yaml"))
+FAKE_WANDB = """
+class Config(dict):
+    __getattr__ = dict.__getitem__
+
+    def update(self, values, allow_val_change=False):
+        assert allow_val_change, "a run's own defaults are changed"
+        dict.update(self, values)
+
+
+class Run:
+    def __init__(self, config):
+        self.config, self.logged = Config(config or {}), []
+
+    def log(self, data, step=None):
+        self.logged.append(data)
+
+
+def init(config=None, **options):
+    global run, log
+    run = Run(config)
+    log = run.log
+    globals()["config"] = run.config
+    return run
+"""
+OF_WANDB = """
+import wandb
+
+run = wandb.init(config={"lr": 9.0, "epochs": 9, "batch": 4})
+for epoch in range(wandb.config.epochs):
+    wandb.log({"val/loss": wandb.config.lr / (epoch + 1), "note": "text"}, step=epoch)
+    run.log({"other": run.config.batch})
+assert len(run.logged) == 2 * run.config.epochs
+print(sorted(run.config.items()))
+"""
+SWEEP_OF_WANDB = """
+program: train.py
+method: random
+run_cap: 2
+metric: {name: val/loss}
+parameters:
+  {lr: {min: 0.1, max: 1.0}, epochs: {value: 3}, optim: {parameters: {beta: {values: [1, 2]}}}, amp: {value: true}}
+"""
+
+
+def test_a_script_that_reads_and_logs_by_wandb_alone_is_followed(here: Path) -> None:
+    (here / "train.py").write_text(OF_WANDB)
+    (here / "wandb.py").write_text(FAKE_WANDB)
+    found, notes = init(SWEEP_OF_WANDB)
+    assert isinstance(found.entrypoint, Program)
+    assert found.entrypoint.metrics == "report"
+    assert [note[:30] for note in notes] == ["the program gets no folder for"]
+    words = argv(found, **{"lr": 0.5, "optim.beta": 2})
+    assert words[:4] == ["python", "-m", "rubberband.wandb_run", "val/loss"]
+    printed = subprocess.run(words, capture_output=True, text=True, check=False)
+    lines = printed.stdout.splitlines()
+    assert lines[:2] == ["val/loss=0.5", "val/loss=0.25"], printed.stderr
+    values = [("amp", True), ("batch", 4), ("epochs", 7), ("lr", 0.5), ("optim", {"beta": 2})]
+    assert lines[7:] == [str(values)]
+
+
+def test_a_script_that_reports_itself_is_left_as_it_is(here: Path) -> None:
     (here / "train.py").write_text(
         "import json, os, rubberband, wandb\n"
         "run = wandb.init(config=json.loads(os.environ['RUBBERBAND_CONFIG']))\n"
-        "rubberband.report({'loss': run.config.lr}, checkpoint=rubberband.get_checkpoint())\n"
+        "rubberband.report({'val/loss': run.config.lr}, checkpoint=rubberband.get_checkpoint())\n"
     )
-    found, notes = init(sweep)
-    assert found.entrypoint.metrics == "report"  # type: ignore[union-attr]
+    found, notes = init(SWEEP_OF_WANDB)
+    assert isinstance(found.entrypoint, Program)
+    assert found.entrypoint.metrics == "report"
+    assert "wandb_run" not in found.entrypoint.command
     assert notes == []
+    (here / "train.py").write_text("import wandb\nwandb.init()\n")
+    Path("sweep.yaml").write_text(SWEEP_OF_WANDB.replace("metric: {name: val/loss}\n", ""))
+    with pytest.raises(InputError, match=r"the sweep names no metric; write the one that wandb\.log has"):
+        findings_of("sweep.yaml", Path("experiment.yaml"))
 
 
 _NUMBER = st.floats(-50, 50, allow_nan=False)

@@ -29,7 +29,7 @@ from rubberband.running.programs.seen_lines import Choice, Kind, SeenLines
 from rubberband.spec.loading import parse_experiment
 from rubberband.spec.samplers import configured
 from rubberband.units import format_duration, shown
-from rubberband.values.command import CHECKPOINT_PLACE, ProgramCommand, line_of
+from rubberband.values.command import ProgramCommand, line_of
 
 _LOOK_S = 0.1
 _CHUNK = 2**16
@@ -145,13 +145,14 @@ class _Run:
             "master_addr": place.address,
             "master_port": str(place.port),
         }
-        self._words = ProgramCommand(words=seen.start).line({}, places)
+        command = ProgramCommand(words=seen.start)
+        self._words = command.line({}, places)
         environment = {
             "WANDB_MODE": "disabled",  # nobody's account gets a run of this look
             **({} if any(Path("/dev").glob("nvidia[0-9]*")) else WITHOUT_GPU),
             **os.environ,
             **(place.variables("rubberband-init") if rank else {}),
-            **{name: value.replace(CHECKPOINT_PLACE, str(checkpoint)) for name, value in seen.env.items()},
+            **{name: command.filled(value, _middle(seen), places) for name, value in seen.env.items()},
             "PYTHONUNBUFFERED": "1",
             CHECKPOINT: str(checkpoint),
             CONFIG: json.dumps(_middle(seen)),

@@ -15,6 +15,7 @@ import yaml
 from rubberband.errors import InputError
 from rubberband.running.first_file import MOST, TrialFindings, name_of
 from rubberband.running.programs.options import ProgramFindings, program_of
+from rubberband.running.programs.source import sources_of
 from rubberband.running.programs.written import EPOCHS, OUTPUT, Schedule, flow, schedule_of, written
 from rubberband.spec.fields import name_like
 from rubberband.spec.samplers import MAX_GRID, grid_size
@@ -48,11 +49,6 @@ _KNOWN = {"program", "command", "method", "metric", "parameters", "early_termina
 _KNOWN |= {"entity", "description"}
 _TRIALS = 16
 _PLACE = re.compile(r"\$\{(checkpoint|max_t|seed)\}")
-_READS = re.compile(
-    r"argparse|ArgumentParser|ArgParser|sys\.argv|getopt|docopt|\b(click|typer|fire|absl|hydra|tyro|tap|plac|pyrallis|"
-    r"draccus|jsonargparse|simple_parsing|configargparse)\b|from_cli|LightningCLI|RUBBERBAND_CONFIG"
-)
-"""In the source of a program that gets its parameters from its command line, or from RubberBand."""
 
 
 def is_sweep(text: str) -> bool:
@@ -86,20 +82,34 @@ def findings_of(text: str, path: Path) -> TrialFindings:
         raise InputError(f"{text} has no parameters; write them below parameters:")
     remarks = [f"the sweep's {key} has no counterpart, and is left out" for key in sweep if key not in _KNOWN]
     space = _Space(sweep["parameters"], sweep.get("method"), remarks)
-    command = _command(sweep, text, space, remarks)
+    words = _command(sweep, text, space, remarks)
     folder = path.absolute().parent
-    program = ProgramCommand(words=tuple(command), booleans=space.style)
-    start = program.line(_first(space.domains), {"max_t": str(space.epochs or 4), "checkpoint": "${checkpoint}"})
+    first, places = _first(space.domains), {"max_t": str(space.epochs or 4), "checkpoint": "${checkpoint}"}
+
+    def filled(words: Sequence[str]) -> list[str]:
+        return ProgramCommand(words=tuple(words), booleans=space.style).line(first, places)
+
+    start = filled(words)
     found = program_of(line_of(start), Path.cwd(), is_chosen=True)
-    command = _with_places(command, start, found)
-    source, places = _source(script_of(command)), "".join(command)
-    if "${checkpoint}" not in places and not re.search("RUBBERBAND_CHECKPOINT|get_checkpoint", source):
+    command = _with_places(words, start, found)
+    source = "\n".join(sources_of(words, Path.cwd()))
+    if "${checkpoint}" not in "".join(command) and not re.search("RUBBERBAND_CHECKPOINT|get_checkpoint", source):
         remarks.append(
             'the program gets no folder for its checkpoints: let it save to os.environ["RUBBERBAND_CHECKPOINT"], and '
             "load from there when it starts"
         )
     metric, mode, metrics = _metric(sweep, found, remarks)
-    _require_arguments(script_of(command), metric)
+    if _is_followed(words, source):
+        if not metric:
+            raise InputError("the sweep names no metric; write the one that wandb.log has: metric: {name: val_loss}")
+        followed = _followed(metric, space)
+        at = next(at for at, word in enumerate(words) if word == "-m" or word.endswith(".py"))
+        command, start = [*words[:at], *followed, *command[at:]], filled([*words[:at], *followed, *words[at:]])
+        metrics = "report # each log to W&B with the metric is an iteration"
+    elif not any(name in "".join(words) for name in ("${", "{'")) and "RUBBERBAND_CONFIG" not in source:
+        raise InputError(
+            'command has no ${args}; write it, or let the program read json.loads(os.environ["RUBBERBAND_CONFIG"])'
+        )
     schedule = _schedule(sweep, space, found.epochs, remarks)
     project = {key: str(sweep[key]) for key in ("project", "entity") if sweep.get(key)}
     track, env = _tracking(script_of(command), project, remarks)
@@ -307,10 +317,6 @@ def _command(sweep: Mapping[str, Any], text: str, space: _Space, remarks: list[s
             )
         word = word.replace("${", "$${")  # hydra's, such as ${now:%H}: an agent leaves them too
         command.append(word)
-    if not macros and "RUBBERBAND_CONFIG" not in _source(script_of(command)):
-        raise InputError(
-            'command has no ${args}; write it, or let the program read json.loads(os.environ["RUBBERBAND_CONFIG"])'
-        )
     if (launcher := launcher_of(command)) is not None:
         at = next((at for at, word in enumerate(command) if word.endswith(".py")), None)
         if at is None:
@@ -442,15 +448,19 @@ def _relative(words: Sequence[str], folder: Path) -> Iterator[str]:
         yield os.path.relpath(here / word, folder) if is_file else word
 
 
-def _require_arguments(script: str | None, metric: str) -> None:
-    """Raise InputError for a script that has its parameters from W&B alone, which no one fills here."""
-    source = _source(script)
-    if re.search(r"wandb\.(config|init)|import wandb", source) and not _READS.search(source):
-        raise InputError(
-            f"{script} has its parameters from wandb.config, which only an agent of W&B fills; write "
-            'wandb.init(config=json.loads(os.environ["RUBBERBAND_CONFIG"])), and behind its wandb.log '
-            f'rubberband.report({{"{metric or "loss"}": …}})'
-        )
+def _is_followed(words: Sequence[str], source: str) -> bool:
+    """Whether a script of Python logs to W&B, and has no other words for its parameters and its metric."""
+    is_python = words[0].rpartition("/")[2].startswith("python")
+    has_script = any(word.endswith(".py") or word == "-m" for word in words)
+    is_ours = re.search(r"RUBBERBAND_CONFIG|rubberband\.report", source) is not None
+    return is_python and has_script and "wandb" in source.lower() and not is_ours
+
+
+def _followed(metric: str, space: _Space) -> list[str]:
+    """Return the words before a script that fill its `wandb.config`, and report what it logs."""
+    is_plain = not space.places and all(name == each for name, each in space.tree.items())
+    values = "${args_json}" if is_plain else _literal(space.tree, space, is_json=space.style != "True/False")
+    return ["-m", "rubberband.wandb_run", metric, values]
 
 
 def _source(script: str | None) -> str:
@@ -537,8 +547,5 @@ def _tracking(script: str | None, project: Mapping[str, str], remarks: list[str]
         return "", {}
     if "wandb" not in _source(script):
         return flow([{"type": "wandb", **project}]), {}
-    remarks.append(
-        f"its wandb.init makes a run at each start, in {project.get('project', 'its project')}; write track: "
-        f"{flow([{'type': 'wandb', **project}])} for one of each trial, and leave wandb.init and wandb.log out"
-    )
+    remarks.append(f"its wandb.init makes a run of W&B at each start, in {project.get('project', 'its project')}")
     return "", {f"WANDB_{key.upper()}": value for key, value in project.items()}
