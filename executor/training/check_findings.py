@@ -24,6 +24,8 @@ class CheckOrder:
     """The numbers of GPUs that a plan may give a trial."""
     values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Parameter -> its extreme values or its options, of which a program's first iteration is tried."""
+    values_s: float = 120.0
+    """The longest time for other values."""
     extremes: tuple[Mapping[str, Any], ...] = ()
     """Configurations of extreme values, of which a program's first iteration is tried too."""
     booleans: tuple[str, ...] = ()

@@ -261,6 +261,7 @@ def _checked(
                 max_gpus=max_gpus,
                 gangs=gangs,
                 device_id=gpu,
+                values_s=limit_s / 3.0,
                 values={} if quick else _each_value(experiment.search.space),
                 extremes=() if quick else _extremes(experiment.search.space),
                 booleans=tuple(name for name in booleans if name not in known),
@@ -349,7 +350,8 @@ def _remarks(experiment: Experiment, found: TrialCheck) -> list[str]:
         "or correct its name"
         for name in names
     ]
-    if isinstance(experiment.entrypoint, Program):
+    problems = " ".join(problem.line for problem in found.problems)
+    if isinstance(experiment.entrypoint, Program) and "the command never names" not in problems:
         remarks += [
             f"entrypoint.command never names {name}, which changes nothing then, unless the program reads "
             f"RUBBERBAND_CONFIG; write ${{{name}}} where it belongs, or ${{args}}"

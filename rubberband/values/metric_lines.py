@@ -224,10 +224,14 @@ def _kind_of(line: str, metric: str) -> tuple[list[str], set[str]]:
     return words + ratios, {_PHASES[word] for word in names if word in _PHASES}
 
 
-def pattern_of(line: str, metric: str) -> str:
-    """Return a pattern by which only lines such as this one have the metric, for an error; empty where none is easy."""
+def pattern_of(line: str, metric: str, number: int = 0) -> str:
+    """Return a pattern by which only lines such as this one have the metric, for an error; empty where none is easy.
+
+    `number`: which one of several in the line.
+    """
     text = _text_of(line)
-    pair = next((pair.place for pair in _pairs(text) if pair.name == metric), None)
+    places = [pair.place for pair in _pairs(text) if pair.name == metric]
+    pair = places[number] if number < len(places) else None
     if pair is None or not metric.isidentifier():
         return ""
     label = re.search(r"(?:[^\W\d_]+ )*$", before := text[: pair.start()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import textwrap
 import time
@@ -130,7 +131,18 @@ for epoch in range(8):
     time.sleep(0.1)
     print(f"{other} {{2 / (epoch + 1)}}", flush=True)
 """
+LONG = "for batch in range(15): time.sleep(0.15); print(f'Epoch {epoch} [{batch}/5] loss: 0.5', flush=True)"
 BATCHES = "for batch in range(5): time.sleep(0.1); print(f'Epoch {epoch} [{batch}/5] loss: 0.5', flush=True)"
+
+
+def test_two_values_in_a_line_are_a_problem_with_a_pattern() -> None:
+    line = "print(f'step {n}: val loss {n + 1}, train loss {n}', flush=True)"
+    source = f"import time\nfor n in range(8): time.sleep(0.1); {line}"
+    [found] = checked(source, "python train.py ${lr}", metrics="stdout").problems
+    fix = r"say by entrypoint.metrics.pattern which one counts, such as {pattern: '\bval loss (?P<loss>\S+)'}"
+    assert found.line == f"iteration: a line has loss as 1 and 0: 'step 0: val loss 1, train loss 0'; {fix}"
+    told = checked(source, "python train.py ${lr}", metrics={"pattern": r"\bval loss (?P<loss>\S+)"})
+    assert told.trial.metrics == {"loss": 1.0}
 
 
 @pytest.mark.by_default(1)
@@ -150,6 +162,12 @@ BATCHES = "for batch in range(5): time.sleep(0.1); print(f'Epoch {epoch} [{batch
             "Epoch {{epoch}} loss:",
             "",
             "later lines: two kinds of line have loss, 'Epoch 0 [4/5] loss: 0.5' and",
+        ),
+        (
+            LONG,
+            "Epoch {{epoch}} loss:",
+            "",
+            "later lines: two kinds of line have loss, 'Epoch 0 [14/5] loss: 0.5' and",
         ),
     ],
 )
@@ -481,7 +499,7 @@ def test_a_parameter_with_a_late_effect_gets_a_note() -> None:
     )
     assert report.ok
     assert report.remarks[-1].startswith(
-        "gamma changes nothing: 0.899 and 0.101 give the same output in the first 8 iterations: it has"
+        "gamma changes nothing: 0.899 and 0.101 give the same output in the first 8 iterations: an effect"
     )
 
 
@@ -638,6 +656,23 @@ def test_the_examples_of_commands_pass_their_check(name: str) -> None:
     assert done.exit_code == 0, (done.output, done.exception)
     assert "note" not in done.stderr, done.stderr
     assert ("two workers train what one trains" in done.stdout) == (name == "ddp")
+
+
+def test_the_findings_are_last_and_the_output_is_folded(tmp_path: Path) -> None:
+    Path("train.py").write_text("import sys\nprint('loading')\nprint('at work', file=sys.stderr)\nsys.exit(3)")
+    words = experiment({"command": "python train.py ${lr}", "metrics": "stdout"}, 1).to_words()
+    Path("train.json").write_text(json.dumps({"version": 1, **words}))
+    done = CliRunner().invoke(cli.app, ["check", "train.json"])
+    *_, above, last = done.stderr.splitlines()
+    assert (done.exit_code, above) == (1, "at work")
+    assert last.startswith("problem: iteration: python train.py ${lr} ended with exit code 3")
+    Path("train.py").write_text(
+        "import sys\nprint('loading')\nfor n in (1, 2): print(f'loss={n * float(sys.argv[1])}')"
+    )
+    done = CliRunner().invoke(cli.app, ["check", "--quick", "train.json"])
+    assert done.exit_code == 0
+    assert "loading" not in done.output
+    assert "restart        starts again: every stage repeats its epochs" in done.stdout
 
 
 def test_a_command_that_holds_the_value_of_a_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,12 +28,15 @@ from rubberband.executor.training.programs.values import SPARE_S, Outcome, Progr
 from rubberband.executor.training.run import close_all, make_runner, run_segment
 from rubberband.executor.training.segment import Segment, SegmentReport
 from rubberband.values.command import ProgramCommand
+from rubberband.values.metric_lines import numbers_in
 
 Metrics = Mapping[str, float]
 _PROGRAM_S = 30.0
 """More iterations are trained if the first one, with the program's start, took no longer than this."""
 _ANSWER_S = 1.0
 """Least time between two answers of an iteration that goes on."""
+_EPOCH_S = 60.0
+"""The longest time for which later lines of an epoch are looked at."""
 _LOOK_ON_S = 1.0
 """Least time for which later lines are looked at."""
 _UNTIL_SAVED = 4
@@ -193,12 +196,17 @@ class ProgramCheck:
         """Let the program go on for as long again, as a line of another kind may come: a test after many batches."""
         began, took_s = time.monotonic(), sum(self._found.seconds[name] for name in ("set-up", "iteration", "next"))
         until = began + min(max(_LOOK_ON_S, took_s), (self._until - began) / 4)
+        epoch = numbers_in(runner.line).get("epoch")
+        if epoch is not None and epoch == self._first.numbers.get("epoch"):  # of batches: a line may follow the last
+            until = max(until, began + min((self._until - began) / 3, _EPOCH_S))
         with self._step("later lines"), suppress(TrainingEnded):
             while not runner.ended and time.monotonic() < until:
                 done += 1
                 for _ in runner.steps(done):
                     if time.monotonic() >= until:
                         return
+                if epoch is not None and numbers_in(runner.line).get("epoch") != epoch:
+                    return
 
     def _restarted(self, segment: Segment, store: CheckpointStore, seen: Sequence[Metrics]) -> Metrics | None:
         """Return the metrics of the iteration after the checkpoint, by a second start; None if it has none.

@@ -283,7 +283,7 @@ class Printed:
             if values:
                 self._fault = UnclearMetric(
                     f"a line has {self._metric} as {' and '.join(values)}: {shown(text.strip())}; say by "
-                    "entrypoint.metrics.pattern which one counts"
+                    f"entrypoint.metrics.pattern which one counts{_example(text, self._metric, len(values))}"
                 )
             elif self._metric in (metrics := metrics_in(text, self._pattern)):
                 if self._pattern is None and not self._is_signed:
@@ -310,6 +310,14 @@ class Printed:
         with self._came:
             if not self._lines:
                 self._program.go_on()
+
+
+def _example(line: str, metric: str, values: int) -> str:
+    """Return the end of an error, with a pattern for one of several values in a line: that of a test, or the last."""
+    patterns = [pattern for number in range(values) if (pattern := pattern_of(line, metric, number))]
+    of_tests = (each for each in patterns if _OF_A_TEST.search(each.removeprefix(r"\b")))
+    found = next(of_tests, patterns[-1] if patterns else "")
+    return f", such as {{pattern: '{found}'}}" if found else ""
 
 
 def _two_kinds(metric: str, *lines: str) -> str:

@@ -17,8 +17,6 @@ from rubberband.values.command import Booleans, ProgramCommand, switch_of, text_
 
 SPARE_S = 2.0
 """Time of the check that is left for its answer."""
-_MOST_S = 120.0
-"""The longest time for all values."""
 _TIMES_AS_LONG = 2.0
 """The longest iteration with other values, in times of the first one."""
 _MORE_S = 1.0
@@ -31,7 +29,7 @@ _AT_ONCE = re.compile(
     re.IGNORECASE,
 )
 """Names of parameters that have an effect from the first step on."""
-_LATER = "it has its effect later, or the program does not use it"
+_LATER = "an effect comes later, or there is none"
 _TELLING = 4
 """Digits of a metric that two trainings do not share by chance."""
 _OF_PARSER = re.compile(r"^\S+: error: (argument|unrecognized|ambiguous|the following) ")
@@ -74,7 +72,7 @@ class ProgramValues:
         assert command is not None
         self._order, self._found, self._first, self._command = order, found, first, command
         self._config, self._train_by = order.segment.config, train
-        self._until = min(until - SPARE_S, time.monotonic() + _MOST_S)
+        self._until = min(until - SPARE_S, time.monotonic() + order.values_s)
         self._took_s = found.seconds["set-up"] + found.seconds["iteration"]
         self._iteration_s = found.seconds.get("next", self._took_s)
         self._repeated: dict[int, Outcome] = {}
@@ -134,8 +132,8 @@ class ProgramValues:
         use = use_of(_names_of(name, self._command), files)
         if unused(self._command.words, [name]) and files and not any(map(reads_configuration, files)):
             return (
-                "the command never names it, and the program does not read RUBBERBAND_CONFIG: write ${NAME} where it "
-                "belongs, or ${args}"
+                "the command never names it, and the program does not read RUBBERBAND_CONFIG: write "
+                f"${{{name}}} where it belongs, or ${{args}}"
             )
         if use == "nothing":
             return "the program reads no arguments: read them with argparse, from sys.argv or from RUBBERBAND_CONFIG"
