@@ -182,7 +182,7 @@ def passes(numbers: Mapping[str, float], before: Mapping[str, float]) -> bool | 
 
 def is_alike(metrics: Mapping[str, float], others: Mapping[str, float], metric: str) -> bool:
     """Whether two lines have the same metrics, but for times, with more digits than are the same by chance."""
-    if metrics[metric] != others.get(metric):
+    if metric not in metrics or metrics[metric] != others.get(metric):
         return False
     names = [name for name in metrics if name in others and (name == metric or not _DIFFERING.search(name))]
     digits = sum(len(f"{abs(metrics[name]):.11e}".partition("e")[0].rstrip("0.").replace(".", "")) for name in names)

@@ -233,6 +233,8 @@ ENDS = """
         time.sleep(0.12)
         print(f"epoch {epoch} loss={1 / epoch}")
     time.sleep(0.1)
+    print("epoch 3 loss=0.4 of the best")
+    time.sleep(0.05)
     pathlib.Path(sys.argv[1], "final").touch()
     sys.exit(int(sys.argv[2]))
 """
@@ -302,6 +304,15 @@ def test_an_evaluation_at_the_start_is_no_iteration(
     assert [iteration for iteration, _ in losses(first)] == [1, 2]
     assert [loss for _, loss in later] == sorted((loss for _, loss in later), reverse=True)
     assert "evaluates its checkpoint before it trains on: that line is no iteration" in capfd.readouterr().err
+
+
+def test_an_evaluation_at_the_end_is_no_iteration(trial: Trial, capfd: pytest.CaptureFixture[str]) -> None:
+    """A winner of 6 iterations had trained five, where early stopping or fewer epochs had ended it."""
+    source = f"{SAVES_FIRST}\n    time.sleep(0.12)\n    print('epoch 5 loss=0.2')"
+    items = trial.run(source, metrics=PRINTED, until_iterations=9, max_iterations=9)
+    assert losses(items) == [(epoch, 1 / epoch) for epoch in range(1, 6)]
+    assert isinstance(items[-1], SegmentEnded)
+    assert "prints the number of an iteration again: that line is none" in capfd.readouterr().err
 
 
 @pytest.mark.by_default(1)

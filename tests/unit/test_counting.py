@@ -139,6 +139,16 @@ def test_numbers_that_do_not_rise_are_none_of_iterations() -> None:
     assert counted(inner[:3], inner, has_read=False) == (inner[3:], "again")
 
 
+def test_a_number_again_at_the_end_is_no_iteration() -> None:
+    """The Trainer of Hugging Face evaluates the last epoch, or the best one, once more."""
+    first = lines(1, 4)
+    assert counted([*first, first[3], "epoch 2 loss=0.3171"]) == (first, "")
+    assert counted(first, [*lines(5, 6), "epoch 6 loss=0.3171"]) == (lines(5, 6), "")
+    assert counted(folds := [*first, *lines(1, 4, seed=1e-3)]) == (folds, "")
+    assert counted(two := [lines(1, 4)[n // 2] for n in range(8)]) == (two, ""), "numbers that do not rise at first"
+    assert counted(steps := [f"step {n} loss={n / 7}" for n in (1, 3, 5, 2, 4, 3, 2, 6)])[0] == [*steps[:3], *steps[6:]]
+
+
 @pytest.mark.parametrize("values", [["0.5", "0.5", "0.5", "0.4"], ["0.1", "0.5", "0.5", "0.4"]])
 def test_metrics_that_are_equal_by_chance_are_iterations(values: list[str]) -> None:
     found = [f"loss={value}" for value in values]

@@ -624,8 +624,8 @@ def test_a_sharded_checkpoint_of_a_gang_is_a_problem(name: str) -> None:
 
 
 def test_a_metric_of_the_loaded_checkpoint_without_a_number_gets_a_remark() -> None:
-    loads = LOADS + "if done: print(f'=> loaded epoch {done}, loss={1 / done}')\n"
-    prints = "print(f'loss={1 / epoch}')"
+    loads = LOADS + "if done: print(f'=> loaded epoch {done}, loss={1 / done:.1f}')\n"
+    prints = "print(f'loss={1 / epoch:.1f}')"  # too few digits to know it again
     trains = f"for epoch in range(done + 1, 9):\n    time.sleep(0.12)\n    if epoch > 1: {SAVES}\n    {prints}"
     report = checked(loads + trains, metrics="stdout")
     assert report.trial.restart == "evaluates again after a restart: counted twice (loss 0.5)"

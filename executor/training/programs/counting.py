@@ -20,8 +20,15 @@ again that the checkpoint should have. `numbers`: it goes on, and counts from it
 WHY = {
     "evaluates": "evaluates its checkpoint before it trains on: that line is no iteration",
     "again": "trains iterations again that its checkpoint should have: they are counted once",
+    "number": "prints the number of an iteration again: that line is none",
     "numbers": "numbers its iterations from the first again, and is counted on from its checkpoint",
 }
+
+
+_RISEN = 2
+"""Lines whose number has passed the one before until numbers are those of iterations."""
+_MOST_AGAIN = 3
+"""Lines without a later number until the numbers are none of iterations any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,8 @@ class Counting:
         """The trial's first line, its latest iteration, and the line before of this start."""
         self._rises = True
         """Whether the numbers of each line have passed those of the line before."""
+        self._risen = self._again = 0
+        """How often they have, and the lines since they last have."""
         self._levels = False
         """Whether the latest two iterations have the same metrics, which say nothing then."""
         self._left = 0
@@ -62,12 +71,12 @@ class Counting:
     def kept(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of it."""
         seen = {"first": asdict(self._first), "last": asdict(self._last)}
-        return {**seen, "rises": self._rises, "levels": self._levels}
+        return {**seen, "rises": self._rises, "risen": self._risen, "levels": self._levels}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Go on after the iteration of a checkpoint."""
         self._first, self._last = Seen(**kept["first"]), Seen(**kept["last"])
-        self._rises, self._levels = kept["rises"], kept["levels"]
+        self._rises, self._risen, self._levels = kept["rises"], kept["risen"], kept["levels"]
 
     def is_new(self, seen: Seen, iterations: int, has_read: Callable[[], bool | None]) -> bool:
         """Whether a line is a new iteration, of a program whose checkpoint has this number of `iterations`.
@@ -75,8 +84,8 @@ class Counting:
         `has_read`: whether it has read any file of the checkpoint; None: it is not known.
         """
         is_first, before, self._here = not self._here.metrics, self._here, seen
-        if not is_first and passes(seen.numbers, before.numbers) is False:
-            self._rises = False  # they do not number iterations
+        if not is_first and self._repeats_number(seen, before):
+            return False
         if is_first and iterations:
             self.start, is_read = seen, has_read()
             self._look(seen, iterations, is_read)
@@ -94,6 +103,19 @@ class Counting:
             self._levels = is_alike(seen.metrics, self._last.metrics, self._metric)
             self._first, self._last = self._first if self._first.metrics else seen, seen
         return not is_old
+
+    def _repeats_number(self, seen: Seen, before: Seen) -> bool:
+        """Whether a line has a number again that numbers iterations, as one at the end of training has."""
+        if not self._rises or (passed := passes(seen.numbers, before.numbers)) is None:
+            return False
+        self._risen, self._again = self._risen + passed, 0 if passed else self._again + 1
+        if passed or self._is_behind:
+            self._rises = passed
+            return False
+        is_known = self._risen >= _RISEN and passes(seen.numbers, self._first.numbers)
+        self._rises = bool(is_known and self._again <= _MOST_AGAIN)
+        self._here = before
+        return self._rises
 
     def _look(self, seen: Seen, iterations: int, has_read: bool | None) -> None:
         """Find out by the first line after a start what the program does."""

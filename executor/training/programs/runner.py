@@ -23,7 +23,7 @@ from rubberband.executor.checkpoints import Payload
 from rubberband.executor.checkpoints.folders import pack, unpack
 from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.failures import TrainingEnded, TrialFailure, WorkerTrace, refused
+from rubberband.executor.training.failures import TrainingEnded, TrialFailure, UnclearMetric, WorkerTrace, refused
 from rubberband.executor.training.guard import NOT_STARTED
 from rubberband.executor.training.guarded_process import GuardedProcess
 from rubberband.executor.training.programs.counting import WHY, Counting, ReadFiles, Seen
@@ -107,6 +107,8 @@ class CommandRunner(Runner):
         self._started_with = 0
         """Iterations in the files with which the program is started."""
         self._has_read: Callable[[], bool | None] = lambda: None
+        self._said = {""}
+        """Kinds of starts and lines that the trial's log has."""
         self._took_s = 0.0
         """Duration of an iteration before, as far as it is known."""
         self._has_news = False
@@ -276,22 +278,36 @@ class CommandRunner(Runner):
         wait_s = _EXIT_S if is_over else min(_EXIT_S, max(_LEAST_EXIT_S, _EXIT_PART * took_s))
         until = time.monotonic() + wait_s
         self._printed.go_on()
-        while self._program.wait(_LOOK_S) is None and not self._printed.has_lines and time.monotonic() < until:
+        while (code := self._program.wait(_LOOK_S)) is None and time.monotonic() < until:
+            if self._has_new_line():
+                return
+            self._printed.go_on()
             yield
-        if self._program.poll() == 0:
-            self._printed.finish()
-            if not self._printed.has_lines:
+        if code != 0:
+            return
+        self._printed.finish()
+        if not self._has_new_line():
+            if not is_over:
                 self._require_number()
-                self._printed.keep(take)
-                self.ended = not is_over
+            self._printed.keep(take)
+            self.ended = not is_over
+
+    def _has_new_line(self) -> bool:
+        """Whether a line has come that is a new iteration, or may be one of a trial that goes on; it is taken in."""
+        assert self._printed is not None
+        with contextlib.suppress(UnclearMetric):
+            while self._printed.has_lines and (line := self._printed.wait()) is not None:
+                if self._is_new(Seen(line.metrics, self._printed.numbers_in(line))):
+                    return True
+        return self._printed.has_lines and self._iteration != self._segment.max_iterations
 
     def _is_new(self, seen: Seen) -> bool:
         """Whether a line or report is a new iteration; the trial's log says once why one is not."""
-        before = self.counting.restart
         is_new = self.counting.is_new(seen, self._started_with, self._has_read)
         self.repeated += not is_new and self.counting.restart == "again"
-        if (restart := self.counting.restart) and not before:
-            print(f"rubberband: {self._command} {WHY[restart]}", file=sys.stderr, flush=True)
+        if (why := self.counting.restart or ("" if is_new else "number")) not in self._said:
+            self._said.add(why)
+            print(f"rubberband: {self._command} {WHY[why]}", file=sys.stderr, flush=True)
         return is_new
 
     def _require_one_printer(self, line: MetricLine) -> None:
