@@ -459,6 +459,15 @@ def test_the_part_of_a_start_within_the_first_iteration_is_written() -> None:
     assert found == (9.0, 8.0, 12.0)
 
 
+def test_a_program_that_starts_again_is_planned_so(here: Path) -> None:
+    (here / "train.py").write_text(TRAINED.replace("file.write_text", "str"))
+    done = rubberband("init", "train.py", "--depth", "3")
+    profile = load_experiment("train.yaml").loaded_profile()
+    assert profile is not None
+    assert not profile.resumes
+    assert "resume      starts again: every stage repeats its epochs" in done.stdout
+
+
 def test_options_that_are_left_out_of_the_space_are_left_out_of_the_command(here: Path) -> None:
     rare = "".join(f'parser.add_argument("--rare{i}", type=float, default=1.0)\n' for i in range(9))
     (here / "many.py").write_text(
