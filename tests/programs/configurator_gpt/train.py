@@ -22,6 +22,7 @@ learning_rate = 6e-4
 max_iters = 2000
 weight_decay = 1e-1
 grad_clip = 1.0
+backend = "nccl"  # 'nccl', 'gloo', etc.
 device = "cpu"
 compile = False
 # -----------------------------------------------------------------------------
@@ -29,6 +30,9 @@ config_keys = [k for k, v in globals().items() if not k.startswith("_") and isin
 exec(open("configurator.py").read())  # from the command line or a file of settings
 config = {k: globals()[k] for k in config_keys}
 # -----------------------------------------------------------------------------
+ddp = int(os.environ.get("RANK", -1)) != -1  # is this a ddp run?
+if ddp:
+    torch.distributed.init_process_group(backend=backend)
 os.makedirs(out_dir, exist_ok=True)
 torch.manual_seed(1337)
 letters = np.random.default_rng(0).integers(0, 12, 4000).cumsum() % 27
