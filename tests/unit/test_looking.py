@@ -154,6 +154,7 @@ def test_reports_are_recognised_among_other_lines(tmp_path: Path) -> None:
     [
         ("import time; time.sleep(60)", r"printed nothing within .*, and no metric; .*--wait"),
         ("import time; print('hello 3', flush=True); time.sleep(60)", r"within .*its last lines: hello 3; if it needs"),
+        ("import time; print('using: 0 cores', flush=True); time.sleep(60)", r"printed no metric within .*using: 0"),
         ("print('hello')", r"ended after .*printed no metric; its last lines: hello; print a line such as"),
         ("print('loss=1')\nraise ValueError('no data')", r"ended with exit code 1 after .*: ValueError: no data"),
     ],

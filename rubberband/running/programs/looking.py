@@ -198,7 +198,7 @@ class _Run:
         seconds, code = time.monotonic() - self._began, self._process.poll()
         if not self._is_stopped and code:
             raise _Failed(self._failure(code, seconds))
-        kinds = self._kinds()
+        kinds = [kind for kind in self._kinds() if kind.knows is not None or kind.repeats or not self._is_stopped]
         choices = tuple(filter(None, map(self._choice_of, kinds)))
         if not choices:
             raise RubberbandError(self._nothing(seconds))
