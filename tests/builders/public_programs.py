@@ -72,6 +72,8 @@ class Program:
     """Name, mode, and pattern of the printed value, of each metric that its user would tune."""
     epochs: str = ""
     """The words for the epochs, with `{}`."""
+    steps: int = 1
+    """Steps of an iteration, where these words count steps."""
     seed: str = ""
     by_hand: str = ""
     """A script in place of `start`, for a file of Python: it gets the module and the configuration as JSON."""
@@ -256,7 +258,7 @@ class Door:
                 words += [part.replace("{}", _text(value)) for part in shlex.split(option)]
             elif value is True or value == option:
                 words += shlex.split(option)
-        for option, number in ((program.epochs, epochs), (program.seed, seed)):
+        for option, number in ((program.epochs, program.steps * epochs), (program.seed, seed)):
             words += [part.replace("{}", str(number)) for part in shlex.split(option)]
         return [sys.executable if words[0] == "python" else words[0], *words[1:]]
 
