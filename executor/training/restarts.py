@@ -64,13 +64,15 @@ def of_restart(
     begin = f"started again from the checkpoint of {counted(saved, 'iteration')}, the {kind} "
     unbroken = seen[saved][metric] if saved < len(seen) else None
     first, last = seen[0][metric], seen[saved - 1][metric]
+    again = f"{begin}starts from zero, as at each stage, and repeats its iterations; {_LOAD[kind == 'function']}"
+    if how == "again":
+        return Restart(line=AGAIN, resumes=False, remark=again)
     if found is None:
-        is_early = unbroken is not None and how != "again"
+        is_early = unbroken is not None
         early = f"{begin}ends without a report, and an unbroken run goes on; let it continue from what it has saved"
         return Restart(problem=early if is_early else "")
     value = found[metric]
-    if how == "again" or (how == "" and not is_sure and value == first != unbroken):
-        again = f"{begin}starts from zero, as at each stage, and repeats its iterations; {_LOAD[kind == 'function']}"
+    if not how and not is_sure and value == first != unbroken:
         return Restart(line=AGAIN, resumes=False, remark=again)
     remark = ""
     if how == "numbers":

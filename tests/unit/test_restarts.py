@@ -24,6 +24,7 @@ def judged(found: float | None, saved: int = 2, curve: tuple[float, ...] = CURVE
         (0.41, {}, "resumes; other random numbers (loss 0.41 for 0.4)", True),
         (0.4000001, {}, "resumes; other random numbers (loss 0.4000001 for 0.4)", True),
         (0.4, {"how": "again"}, AGAIN, False),
+        (None, {"how": "again"}, AGAIN, False),
         (0.9, {"is_sure": False}, AGAIN, False),
         (0.4, {"how": "evaluates", "at_start": 0.5}, EVALUATES, True),
         (0.4, {"how": "numbers"}, EXACTLY, True),
@@ -32,7 +33,7 @@ def judged(found: float | None, saved: int = 2, curve: tuple[float, ...] = CURVE
         (0.7, {"is_sure": False}, "not known whether it resumes (loss 0.7 for 0.4): print the epoch beside the", None),
     ],
 )
-def test_a_restart_has_one_line(found: float, words: dict[str, Any], line: str, resumes: bool | None) -> None:
+def test_a_restart_has_one_line(found: float | None, words: dict[str, Any], line: str, resumes: bool | None) -> None:
     restart = judged(found, **words)
     assert (restart.line[: len(line)], restart.resumes, restart.problem) == (line, resumes, "")
 
