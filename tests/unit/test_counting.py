@@ -172,3 +172,20 @@ def test_a_program_has_read_its_files_if_it_has_read_one(tmp_path: Path) -> None
     (folder / "below/new").replace(folder / "below/state")  # as a program saves
     assert read()
     assert ReadFiles(tmp_path / "nothing", tmp_path / "no links", None)() is None
+
+
+@pytest.mark.parametrize(
+    ("metric", "line", "is_new"),
+    [
+        ("val_loss", "step 0: val_loss 4.2", False),
+        ("eval/loss", "iter 0 eval/loss=4.2", False),
+        ("loss", "step 0: loss 4.2", True),  # of the first batch
+        ("val_loss", "epoch 0: val_loss 4.2", True),  # of the first epoch
+        ("val_loss", "step 20: val_loss 4.2", True),
+        ("val_loss", "val_loss 4.2", True),
+    ],
+)
+def test_an_evaluation_before_any_step_is_no_iteration(metric: str, line: str, is_new: bool) -> None:
+    counting = Counting(metric)
+    for expected, each in ((is_new, line), (True, re.sub(r" 0\b", " 40", line))):
+        assert counting.is_new(Seen({metric: 4.2}, numbers_in(each)), 0, lambda: None) is expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -25,6 +26,7 @@ WHY = {
 }
 
 
+_HELD_OUT = re.compile(r"(?<![a-z])(val|valid|validation|eval|evaluation|dev|test)(?![a-z])")
 _RISEN = 2
 """Lines whose number has passed the one before until numbers are those of iterations."""
 _MOST_AGAIN = 3
@@ -83,7 +85,10 @@ class Counting:
 
         `has_read`: whether it has read any file of the checkpoint; None: it is not known.
         """
-        is_first, before, self._here = not self._here.metrics, self._here, seen
+        is_first, before = not self._here.metrics, self._here
+        if is_first and not iterations and self._is_before_any_step(seen):
+            return False
+        self._here = seen
         if not is_first and self._repeats_number(seen, before):
             return False
         if is_first and iterations:
@@ -103,6 +108,12 @@ class Counting:
             self._levels = is_alike(seen.metrics, self._last.metrics, self._metric)
             self._first, self._last = self._first if self._first.metrics else seen, seen
         return not is_old
+
+    def _is_before_any_step(self, seen: Seen) -> bool:
+        """Whether a trial's first line evaluates a model before any training, as `step 0: val loss 4.2` does."""
+        steps = [number for word, number in seen.numbers.items() if word != "batch"]
+        is_held_out = _HELD_OUT.search(self._metric.lower()) is not None
+        return is_held_out and "epoch" not in seen.numbers and bool(steps) and not any(steps)
 
     def _repeats_number(self, seen: Seen, before: Seen) -> bool:
         """Whether a line has a number again that numbers iterations, as one at the end of training has."""
