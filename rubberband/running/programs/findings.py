@@ -12,7 +12,7 @@ from rubberband.running.programs.looking import clear_away, files_of_models, loo
 from rubberband.running.programs.options import ProgramFindings, booleans_of, program_of
 from rubberband.running.programs.patches import patch_of
 from rubberband.running.programs.roles import EPOCHS
-from rubberband.running.programs.starters import interpreter_of
+from rubberband.running.programs.starters import interpreter_of, seen_from
 from rubberband.values.command import line_of, words_of
 
 __all__ = [
@@ -53,23 +53,16 @@ def _findings_of_program(program: str, path: Path) -> TrialFindings:
     env = sagemaker.variables_of(words_of(program if " " in program.strip() else [program]), here)
     with sagemaker.looked_at(env).within():
         found = program_of(_with_interpreter(program), here)
-
-    def seen_from_file(words: tuple[str, ...]) -> tuple[str, ...]:
-        is_there = folder == here
-        return tuple(
-            os.path.relpath(here / word, folder) if not is_there and (here / word).is_file() else word for word in words
-        )
-
-    words = seen_from_file(found.words)
+    words = seen_from(folder, found.words)
     return TrialFindings(
         command=words,
-        start=seen_from_file(_long_enough(found)),
+        start=seen_from(folder, _long_enough(found)),
         metrics="report # rubberband.report({...})" if found.reports else "stdout",
         name=name_of(Path(next((word for word in words if word.endswith((".py", ".sh"))), words[0])).stem, path),
         space=found.space,
         others=found.others,
         booleans=found.booleans,
-        resume=found.resume.words if found.resume is not None else (),
+        resume=found.resume,
         metric="",
         env=env,
         most=max(2, found.epochs or MOST),

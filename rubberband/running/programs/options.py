@@ -41,17 +41,6 @@ uses it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResumeOption:
-    """An option by which a program loads its checkpoint."""
-
-    flag: str
-    kind: str
-    """`switch`, or `path` for one that takes a file."""
-    words: tuple[str, ...] = ()
-    """The words that resume, with `${checkpoint}`; empty: the file that it loads is not known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramFindings:
     """Findings about a program."""
 
@@ -67,7 +56,8 @@ class ProgramFindings:
     """How true and false are written; empty: no parameter is one."""
     epochs: int | None = None
     """Its default number of epochs, if `${max_t}` stands for it."""
-    resume: ResumeOption | None = None
+    resume: tuple[str, ...] = ()
+    """The words that load its checkpoint."""
     reports: bool = False
     """Whether it calls rubberband.report."""
     remarks: tuple[str, ...] = ()
@@ -208,12 +198,12 @@ class _Command:
         self.others = dict[str, tuple[str, str]]()
         self.booleans = ""
         self.epochs: int | None = None
-        self.resume: ResumeOption | None = None
+        self.resume: tuple[str, ...] = ()
+        self._loads = ""
+        """The option that loads a checkpoint."""
         self.remarks = list[str]()
-        self._added = list[tuple[int, list[str], list[str]]]()
-        """Level of subcommands, and words of the command and of a look."""
-        self._arguments = dict[int, tuple[int, list[str], list[str]]]()
-        """The same of positional arguments, by their places."""
+        self._added = list[tuple[int, int, list[str], list[str]]]()
+        """Place among the positional arguments, level of subcommands, and words of the command and of a look."""
         self._order = [option.name for option in parser.options if not option.flags]
         self._flags = {word.partition("=")[0] for word in given if word.startswith("-") or "=" in word}
 
@@ -236,26 +226,20 @@ class _Command:
         )
 
     def _with(self, *, is_look: bool) -> tuple[str, ...]:
-        every = [*self._added, *(self._arguments[at] for at in sorted(self._arguments))]
-        variables = [word for at, *both in every if at < 0 for word in both[is_look]]
+        """Return the given words with those that were added, before the subcommand of the next level."""
         words, last = list(self.given), len(self.parser.commands)
+        added = sorted(self._added, key=lambda each: each[0])  # options, and then arguments in their order
         for level in range(last, -1, -1):
-            added = [word for at, *both in every if min(at, last) == level for word in both[is_look]]
             at = words.index(self.parser.commands[level], self.parser.begin) if level < last else len(words)
-            words[at:at] = added
-        if variables:
-            words[words[0] == "env" : 1 if words[0] == "env" else 0] = variables
-            words = words if words[0] == "env" else ["env", *words]
-        return tuple(words)
+            words[at:at] = [word for _, at, *both in added if min(at, last) == level for word in both[is_look]]
+        variables = [word for _, at, *both in added if at < 0 for word in both[is_look]]
+        return tuple(["env", *variables, *words[words[0] == "env" :]] if variables else words)
 
     def _add(self, option: ProgramOption, value: str | None, *, look: str | None = None) -> None:
         """Write an option with a value, in a look with another one; None: not at all."""
         written, looked = (option.words(text) if text is not None else [] for text in (value, look))
-        added = (option.level, written, looked)
-        if option.flags:
-            self._added.append(added)
-        else:
-            self._arguments[self._order.index(option.name)] = added
+        place = -1 if option.flags else self._order.index(option.name)
+        self._added.append((place, option.level, written, looked))
 
     def fill(self) -> None:
         """Give each option its place, or make it a parameter. Raises InputError for one that is required."""
@@ -267,9 +251,10 @@ class _Command:
             if is_trainer and option.name in _OF_TRAINER:
                 values, mark = _OF_TRAINER[option.name]
                 words = [option.flag, *values] if any(mark in text for text in self.sources) else []
-                self._added.append((option.level, words, words))
+                self._added.append((-1, option.level, words, words))
             elif role == RESUME:
-                self.resume = self.resume or self._resume(option)
+                if not self._loads:
+                    self._loads, self.resume = option.flag, self._resume(option)
             elif role is not None and (option.flags or option.required):
                 self._place(option, role)
             elif option.is_tunable and not (option.required and option.default is None and option.known is None):
@@ -293,12 +278,12 @@ class _Command:
             names = {name: default for text in self.sources for name, default in parameters_in(ast.parse(text))}
             self.space = {name: domain_of(name, default) for name, default in sorted(names.items())}
         has_folder = any(OUTPUT in word for word in self.words())
-        if self.resume is not None and not has_folder:
-            self.resume = replace(self.resume, words=())
-        elif self.resume is not None and not self.resume.words and not is_trainer:
+        if not has_folder:
+            self.resume = ()
+        elif self._loads and not self.resume and not is_trainer:
             self.remarks.append(
-                f"{self.resume.flag} loads a checkpoint, and which file the program saves is not known: write resume: "
-                f"{self.resume.flag} {OUTPUT}/FILE below the command, unless it loads that by itself"
+                f"{self._loads} loads a checkpoint, and which file the program saves is not known: write resume: "
+                f"{self._loads} {OUTPUT}/FILE below the command, unless it loads that by itself"
             )
         if self.parser.options and not has_folder:
             self.remarks.append(
@@ -372,16 +357,15 @@ class _Command:
         needed = {EPOCHS: "10", SEED: "1"}[role] if option.required else None
         self._add(option, role, look=needed)
 
-    def _resume(self, option: ProgramOption) -> ResumeOption:
-        """Return the words by which a program loads its checkpoint, where its source says which these are."""
-        kind = "switch" if option.kind == "switch" else "path"
-        if kind == "switch":
-            return ResumeOption(flag=option.flag, kind=kind, words=(option.flag,))
+    def _resume(self, option: ProgramOption) -> tuple[str, ...]:
+        """Return the words by which a program loads its checkpoint; empty unless its source says which file that is."""
+        if option.kind == "switch":
+            return (option.flag,)
         equal = rf"\b{re.escape(option.name)}\b['\"\]]*\s*==\s*['\"](resume|last|latest|auto)['\"]"
         said = next((match[1] for text in self.sources if (match := re.search(equal, text))), None)
         file = saved_file(self.sources)
         value = said or (f"{OUTPUT}/{file}" if file else None)
-        return ResumeOption(flag=option.flag, kind=kind, words=tuple(option.words(value)) if value else ())
+        return tuple(option.words(value)) if value else ()
 
     def _logs(self) -> None:
         """Let a folder of logs be the trial's own where the program has no other."""

@@ -16,6 +16,7 @@ from rubberband.errors import InputError
 from rubberband.running.first_file import MOST, TrialFindings, name_of
 from rubberband.running.programs.options import program_of
 from rubberband.running.programs.source import sources_of
+from rubberband.running.programs.starters import seen_from
 from rubberband.running.programs.written import EPOCHS, Schedule, flow, schedule_of, written
 from rubberband.spec.fields import name_like
 from rubberband.spec.samplers import grid_size
@@ -157,14 +158,9 @@ def findings_of(text: str, path: Path) -> TrialFindings:
             'the program gets no folder for its checkpoints: let it save to os.environ["RUBBERBAND_CHECKPOINT"]'
         )
     schedule = _schedule(job, space, most)
-    here = Path.cwd()
-
-    def seen(given: Sequence[str]) -> tuple[str, ...]:
-        return tuple(os.path.relpath(here / each, folder) if (here / each).is_file() else each for each in given)
-
     return TrialFindings(
-        command=seen(words),
-        start=seen(start),
+        command=seen_from(folder, words),
+        start=seen_from(folder, start),
         metrics=flow({"pattern": _pattern(job)}),
         booleans="" if style == "true/false" else style,
         name=name_like(job.name) or name_of(Path(script).stem, path),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -26,6 +27,14 @@ def interpreter_of(script: str) -> str:
     if script.endswith(".sh"):
         return "bash"
     return "python" if shutil.which("python") is not None else "python3"
+
+
+def seen_from(folder: Path, words: Sequence[str]) -> tuple[str, ...]:
+    """Return words of the current folder with the paths of their files from another one."""
+    here = Path.cwd()
+    if folder.absolute() == here:
+        return tuple(words)
+    return tuple(os.path.relpath(word, folder) if (here / word).is_file() else word for word in words)
 
 
 def without_launcher(words: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from rubberband.errors import InputError
 from rubberband.running.first_file import MOST, TrialFindings, name_of
 from rubberband.running.programs.options import ProgramFindings, program_of
 from rubberband.running.programs.source import sources_of
+from rubberband.running.programs.starters import seen_from
 from rubberband.running.programs.written import EPOCHS, OUTPUT, Schedule, flow, schedule_of, written
 from rubberband.spec.fields import name_like
 from rubberband.spec.samplers import MAX_GRID, grid_size
@@ -114,8 +115,8 @@ def findings_of(text: str, path: Path) -> TrialFindings:
     project = {key: str(sweep[key]) for key in ("project", "entity") if sweep.get(key)}
     track, env = _tracking(script_of(command), project, remarks)
     return TrialFindings(
-        command=tuple(_relative(command, folder)),
-        start=tuple(_relative(start, folder)),
+        command=seen_from(folder, command),
+        start=seen_from(folder, start),
         metrics=metrics,
         booleans="" if space.style == "true/false" else space.style,
         name=name_like(str(sweep.get("name") or "")) or name_of(Path(script_of(command) or "sweep").stem, path),
@@ -438,14 +439,6 @@ def _with_places(command: Sequence[str], start: Sequence[str], found: ProgramFin
             else:
                 words += [before, word] if before.startswith("-") and not is_one_word else [word]
     return words
-
-
-def _relative(words: Sequence[str], folder: Path) -> Iterator[str]:
-    """Iterate over the words, with paths from the experiment's folder in place of this one."""
-    here = Path.cwd()
-    for word in words:
-        is_file = folder != here and (here / word).is_file()
-        yield os.path.relpath(here / word, folder) if is_file else word
 
 
 def _is_followed(words: Sequence[str], source: str) -> bool:
