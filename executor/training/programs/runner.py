@@ -71,6 +71,8 @@ _OF_PEERS = re.compile(
 
 WITHOUT_GPU = {"ACCELERATE_USE_CPU": "true"}
 """Without it, Accelerate and the Trainer of Hugging Face train each worker on its own where there is no GPU."""
+WITHOUT_SANITY_CHECK = {"PL_TRAINER_NUM_SANITY_VAL_STEPS": "0"}
+"""Without it, Lightning validates a few batches before it trains, and what is printed there looks like an epoch."""
 
 
 def make_runner(entrypoint: Entrypoint, target: ProgramCommand, segment: Segment, resources: list[Any]) -> Runner:
@@ -397,6 +399,7 @@ class CommandRunner(Runner):
         run = f"rubberband-{segment.trial}-{segment.attempt}"
         filled = {name: command.filled(value, segment.config, places) for name, value in self._variables.items()}
         environment = {
+            **WITHOUT_SANITY_CHECK,
             **(WITHOUT_GPU if segment.device == "cpu" else {}),
             **(place.lightning_defaults() if by_worker and place.size > 1 else {}),
             **os.environ,

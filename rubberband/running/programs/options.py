@@ -35,9 +35,10 @@ _OF_TRAINER = {
     "evaluation_strategy": (("epoch",), "eval_dataset"),
     "logging_strategy": (("epoch",), ""),
     "save_strategy": (("epoch",), ""),
+    "trainer.num_sanity_val_steps": (("0",), ""),
 }
-"""Option of the Trainer of transformers -> its value, for an iteration that is an epoch, and the word of a source that
-uses it."""
+"""Option of the Trainer of transformers or of LightningCLI -> its value, for an iteration that is an epoch, and the
+word of a source that uses it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +249,7 @@ class _Command:
         is_trainer = any(option.is_of_trainer for option in self.parser.options)
         for option in map(self._with_booleans, self._open()):
             role = role_of(option.name, option.kind, option.default, option.help) if option.takes_one else None
-            if is_trainer and option.name in _OF_TRAINER:
+            if option.name in _OF_TRAINER and (is_trainer or option.name.startswith("trainer.")):
                 values, mark = _OF_TRAINER[option.name]
                 words = [option.flag, *values] if any(mark in text for text in self.sources) else []
                 self._added.append((-1, option.level, words, words))
