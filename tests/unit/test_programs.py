@@ -129,6 +129,10 @@ def test_a_program_that_trains_before_it_parses_is_ended(monkeypatch: pytest.Mon
     ("options", "words"),
     [
         ('parser.add_argument("--resume", action="store_true")', ("--resume",)),
+        (
+            'parser.add_argument("--resume", type=lambda text: text.lower() in ("true", "1"), default=False)',
+            ("--resume", "true"),
+        ),
         ('parser.add_argument("--init_from", default="")', ("--init_from", "resume")),
         ('parser.add_argument("--resume", default="", help="last.pt")', ("--resume", "${checkpoint}/last.pt")),
         ('parser.add_argument("--checkpoint", help="checkpoint to load")', ()),

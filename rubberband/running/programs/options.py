@@ -362,6 +362,8 @@ class _Command:
         """Return the words by which a program loads its checkpoint; empty unless its source says which file that is."""
         if option.kind == "switch":
             return (option.flag,)
+        if option.booleans:  # `--resume true`, of a type that reads it
+            return tuple(option.words(option.booleans[0].partition("/")[0]))
         equal = rf"\b{re.escape(option.name)}\b['\"\]]*\s*==\s*['\"](resume|last|latest|auto)['\"]"
         said = next((match[1] for text in self.sources if (match := re.search(equal, text))), None)
         file = saved_file(self.sources)

@@ -199,7 +199,7 @@ def option_of(action: Any, parser: Any) -> dict[str, Any]:
         "default": _default(action),
         "choices": list(action.choices) if action.choices is not None else None,
         "takes_one": action.nargs in (None, "?") or kind != "value",
-        "required": bool(action.required),
+        "required": bool(action.required) and action.nargs not in ("*", "..."),  # none is enough for these
         "booleans": _booleans(action, kind),
         "help": action.help if isinstance(action.help, str) else "",
     }

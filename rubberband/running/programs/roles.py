@@ -10,7 +10,10 @@ from rubberband.running.ranges import plain_name, rank_of
 
 EPOCHS, SEED, OUTPUT, RESUME = "${max_t}", "${seed}", "${checkpoint}", "resume"
 
-_EPOCHS = re.compile(r"((max|num|no|nb|n|number_of|total|train|training|of)_?)*epochs?(_num)?|n_?iter|max_t")
+_EPOCHS = re.compile(
+    r"((max|num|no|nb|n|number_of|total|train|training|of)_?)*epochs?(_num)?|n_?iter|max_t|"
+    r"(n|num|number_of)_?(boost(ing)?_)?rounds?"
+)
 _SEED = re.compile(r"((manual|random|torch|global|rng|np|numpy|train|training)_?)*seed|random_state|seed_everything")
 _FOLDER = r"(dir|directory|folder|path|root)"
 _OUTPUT = re.compile(
@@ -39,7 +42,7 @@ _FIXED = re.compile(
     r"(.*_)?(seed|workers?|jobs|intervals?|freq|frequency|every|ports?|rank|world|world_size|n?gpus?|nodes?|machines|env|"
     r"devices?|verbose|verbosity|threads?|procs|processes|version|caches?|timeout|limit|backend|host|cuda|mps|precision|"
     r"dtype|datasets?|data|task|split|mode|names?|tags?|project|entity|group|steps?|strategy|debug|prefetch|folds?|"
-    r"iters?|iterations?|updates|time_?steps|frames|episodes|deterministic|tracking|track|render|video|epochs?|class(es)?|labels?|n?_?vocab(_size)?|block_size|seq_?len(gth)?|max_len(gth)?|"
+    r"iters?|iterations?|updates|runs|repeats?|trials|time_?steps|frames|episodes|deterministic|tracking|track|render|video|epochs?|class(es)?|labels?|n?_?vocab(_size)?|block_size|seq_?len(gth)?|max_len(gth)?|"
     r"max_.*_len(gth)?|bptt|dim_?in|dim_?out|size|crop|resolution|imgsz|nc|upscale(_factor)?|scale_factor|samples|"
     r"examples|n_(train|test|val)|start|end|index|id|paths?|dirs?|files?|folder|root|url|key|token|patience|top_?k|"
     r"fps|memory|(train|test|val|valid|eval)_\w+|n_?heads?|heads|eps(ilon)?|tf32|[bf]p?f?16|half|compile|"
