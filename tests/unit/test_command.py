@@ -71,6 +71,13 @@ def test_python_style_is_what_a_sweep_of_wandb_writes() -> None:
     assert found[1:] == [f"--{name}={value}" for name, value in values.items()]
 
 
+@given(st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(["true/false", "True/False", "flag", "1/0"]))
+def test_a_number_reaches_the_program_with_all_its_digits(value: float, style: str) -> None:
+    command = ProgramCommand(words=("t", "${lr}", "${args}", "${args_json}"), booleans=style)
+    one, option, content = command.line({"lr": value}, {})[1:]
+    assert (float(one), float(option.removeprefix("--lr=")), json.loads(content)) == (value, value, {"lr": value})
+
+
 def test_variables_of_a_program_are_filled_and_checked() -> None:
     entrypoint = {"command": "python train.py ${args}"}
 

@@ -45,6 +45,13 @@ def test_the_metric_of_an_epoch_is_found_in_what_programs_print(text: str, metri
     assert counted(best, lines) == [number for number, line in enumerate(marked) if line.startswith(">")]
 
 
+def test_of_two_numbers_in_a_line_that_of_the_held_out_data_is_read() -> None:
+    lines = [f"Epoch {n} | train: loss 0.5{n} acc 0.7{n} | valid: loss 0.4{n} acc 0.8{n}" for n in range(3)]
+    for choice, values in zip(found_in(lines), ([0.8, 0.81, 0.82], [0.4, 0.41, 0.42]), strict=False):
+        pattern = re.compile(yaml.safe_load(choice.metrics)["pattern"])
+        assert [metrics_in(line, pattern)[choice.name] for line in lines] == values, choice
+
+
 def test_settings_counts_and_times_are_no_metrics() -> None:
     lines = [
         f"device=0 rank: 0 world_size: 1 seed: {seed} lr: 0.{seed} time: 3.{seed} epoch: {seed} grad_norm: 2.{seed} "

@@ -166,28 +166,28 @@ def test_a_value_that_is_only_returned_is_reported_and_one_that_differs_too() ->
     assert run({"x": 2}).stdout.split() == ["value=0.0", "value=2.0", "value=4.0", "value=6.0", "value=1.0"]
 
 
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [
-        ("trial.suggest_float('x', 0, 1, step=0.25)", {"type": "quniform", "lower": 0, "upper": 1, "q": 0.25}),
-        ("trial.suggest_float('x', 0.05, 0.5, step=0.15)", {"type": "choice", "values": [0.05, 0.2, 0.35, 0.5]}),
-        ("trial.suggest_int('x', 3, 9, step=3)", {"type": "qrandint", "lower": 3, "upper": 9, "q": 3}),
-        ("trial.suggest_int('x', 1, 9, step=3)", {"type": "choice", "values": [1, 4, 7]}),
-        ("trial.suggest_uniform('x', -1, 1)", {"type": "uniform", "lower": -1, "upper": 1}),
-        ("trial.suggest_loguniform('x', 0.1, 1)", {"type": "loguniform", "lower": 0.1, "upper": 1, "base": 10}),
-        ("trial.suggest_discrete_uniform('x', 0, 1, 0.5)", {"type": "quniform", "lower": 0, "upper": 1, "q": 0.5}),
-        (
-            "trial.suggest_categorical('x', [(1, 2), None, 3, 'a'])",
-            {"type": "choice", "values": [[1, 2], None, 3, "a"]},
-        ),
-    ],
-)
-def test_each_kind_of_parameter(source: str, words: dict[str, Any]) -> None:
-    found, _ = init(short(f"x = {source}\nprint(repr(x))\nvalue = 1.0"))
-    assert found.search.space["x"].to_words() == words
-    for value in found.search.space["x"].options:
-        printed = run({"x": value}).stdout.splitlines()[0]
-        assert printed == repr(tuple(value) if isinstance(value, tuple | list) else value), "the very choice"
+KINDS = {
+    "suggest_float('x0', 0, 1, step=0.25)": {"type": "quniform", "lower": 0, "upper": 1, "q": 0.25},
+    "suggest_float('x1', 0.05, 0.5, step=0.15)": {"type": "choice", "values": [0.05, 0.2, 0.35, 0.5]},
+    "suggest_int('x2', 3, 9, step=3)": {"type": "qrandint", "lower": 3, "upper": 9, "q": 3},
+    "suggest_int('x3', 1, 9, step=3)": {"type": "choice", "values": [1, 4, 7]},
+    "suggest_uniform('x4', -1, 1)": {"type": "uniform", "lower": -1, "upper": 1},
+    "suggest_loguniform('x5', 0.1, 1)": {"type": "loguniform", "lower": 0.1, "upper": 1, "base": 10},
+    "suggest_discrete_uniform('x6', 0, 1, 0.5)": {"type": "quniform", "lower": 0, "upper": 1, "q": 0.5},
+    "suggest_categorical('x7', [(1, 2), None, 3, 'a'])": {"type": "choice", "values": [[1, 2], None, 3, "a"]},
+}
+
+
+def test_each_kind_of_parameter() -> None:
+    found, _ = init(short(f"print([{', '.join(f'trial.{kind}' for kind in KINDS)}])\nvalue = 1.0"))
+    domains = found.search.space.values()
+    assert [domain.to_words() for domain in domains] == list(KINDS.values())
+    for at in range(4):
+        values = [domain.options[at % len(domain.options)] if domain.options else 0.5 for domain in domains]
+        values[2] = 6
+        printed = run({f"x{number}": value for number, value in enumerate(values)}).stdout.splitlines()[0]
+        values[7] = tuple(values[7]) if at == 0 else values[7]
+        assert printed == repr(values), "the very choices"
 
 
 def test_two_choices_may_decide_together() -> None:

@@ -243,6 +243,14 @@ def test_strategies(change: tuple[str, ...], value: str, expected: tuple[str, st
     assert (found.search.sampler.type, found.search.scheduler.type) == expected  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(("scaling", "kind"), [("Linear", "randint"), ("Logarithmic", "lograndint")])
+def test_whole_numbers_of_a_job_reach_both_ends(scaling: str, kind: str) -> None:
+    sizes = [{"Name": "batch-size", "MinValue": "8", "MaxValue": "64", "ScalingType": scaling}]
+    found, _ = init(job(("HyperParameterTuningJobConfig", "ParameterRanges", "IntegerParameterRanges"), sizes))
+    domain = found.search.space["batch-size"]
+    assert (domain.kind, domain.draw(1e-9), domain.draw(1 - 1e-9)) == (kind, 8, 64)
+
+
 def test_a_grid_is_walked() -> None:
     ranges = {
         "CategoricalParameterRanges": [{"Name": "lr", "Values": ["0.1", "0.2"]}, {"Name": "o", "Values": ["a", "true"]}]
