@@ -634,15 +634,20 @@ def _of_optuna(value: Any) -> Domain:
         name = type(value).__name__
         raise InputError(f"{name} of Optuna has no counterpart; use FloatDistribution, IntDistribution or Categorical…")
     whole, low, high, step = "IntDistribution" in kinds, value.low, value.high, value.step
-    if whole and step == 1:
-        return lograndint(low, high + 1) if value.log else randint(low, high + 1)
-    if low == high:
+    if low == high and (not whole or step != 1):
         return choice([low])
-    if step is None:
-        return loguniform(low, high) if value.log else uniform(low, high)
-    if low % step if whole else grid_index(low, step) % 1:
+    if step is not None and grid_index(low, step) % 1:
         raise InputError(f"{value}: low={low} is no multiple of step={step}; write choice([...]) with its values")
-    return qrandint(low, high, step) if whole else quniform(low, high, step)
+    return between(low, high, whole=whole, step=step, log=value.log)
+
+
+def between(low: Any, high: Any, *, whole: bool, step: Any = None, log: bool = False) -> Domain:
+    """Return the domain of numbers from `low` to `high`, both included, that are multiples of `step` or any."""
+    if step is not None and (not whole or step != 1):
+        return qrandint(low, high, step) if whole else quniform(low, high, step)
+    if whole:
+        return (lograndint if log else randint)(low, high + 1)
+    return (loguniform if log else uniform)(low, high)
 
 
 def _of_ray(value: Any) -> Domain:

@@ -527,7 +527,7 @@ PROGRAMS = ROOT / "tests" / "programs"
         ("argparse_words/main.py", {"epoch", "embed", "head", "best_val_loss", "lr", "random"}),
         ("configurator_gpt/train.py", {"model", "optimizer", "iter_num", "best_val_loss", "random"}),
         ("rl_reinforce/reinforce.py", {"epoch", "rng", "theta", "running_reward"}),
-        ("ddp_elastic/main.py", {"epoch", "model", "optimizer", "best_acc1", "state"}),
+        ("ddp_elastic/main.py", {"epoch", "model", "optimizer", "best_acc1", "state", "random"}),
         ("click_group/main.py", {"epoch", "rng", "w", "best"}),
     ],
 )

@@ -221,7 +221,7 @@ def test_a_script_that_reads_and_logs_by_wandb_alone_is_followed(here: Path) -> 
     found, notes = init(SWEEP_OF_WANDB)
     assert isinstance(found.entrypoint, Program)
     assert found.entrypoint.metrics == "report"
-    assert [note[:30] for note in notes] == ["the program gets no folder for"]
+    assert [note[:30] for note in notes] == ["the program has no folder for "]
     words = argv(found, **{"lr": 0.5, "optim.beta": 2})
     assert words[:4] == ["python", "-m", "rubberband.wandb_run", "val/loss"]
     printed = subprocess.run(words, capture_output=True, text=True, check=False)

@@ -51,7 +51,7 @@ def findings_of(program: str, path: Path) -> TrialFindings:
 def _findings_of_program(program: str, path: Path) -> TrialFindings:
     folder, here = path.absolute().parent, Path.cwd()
     env = sagemaker.variables_of(words_of(program if " " in program.strip() else [program]), here)
-    with sagemaker.looked_at(env).within():
+    with sagemaker.looking_with(env):
         found = program_of(_with_interpreter(program), here)
     words = seen_from(folder, found.words)
     return TrialFindings(

@@ -9,9 +9,10 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -19,21 +20,19 @@ from typing import Any
 from rubberband.errors import InputError
 from rubberband.objective import LIMIT_S
 from rubberband.running.first_file import MOST, TrialFindings, name_of
-from rubberband.running.programs.written import EPOCHS, Schedule, schedule_of, written
-from rubberband.spec.space import (
-    SubSpace,
-    canonical,
-    choice,
-    grid_index,
-    lograndint,
-    loguniform,
-    qrandint,
-    quniform,
-    randint,
-    uniform,
+from rubberband.running.programs.source import PlainSource, arguments, called
+from rubberband.running.programs.written import (
+    EPOCHS,
+    TO_THE_END,
+    TPE,
+    TRIALS,
+    folder_remarks,
+    is_whole,
+    schedule_of,
+    written,
 )
+from rubberband.spec.space import SubSpace, between, canonical, choice, grid_index
 
-_TRIALS = 16
 _SAMPLERS = {
     "TPESampler": "optuna, sampler: tpe",
     "GPSampler": "optuna, sampler: gp",
@@ -56,46 +55,42 @@ def is_objective(text: str) -> bool:
     if (found := re.fullmatch(r"([\w.]+):(\w+)", text)) is None:
         return False
     path = Path(f"{found[1].replace('.', '/')}.py")
-    function = _function(_tree(path), found[2]) if path.is_file() else None
+    function = _function(PlainSource(path).tree, found[2]) if path.is_file() else None
     return function is not None and ".suggest_" in ast.unparse(function)
 
 
 def findings_of(text: str, path: Path) -> TrialFindings:
     """Read an objective and its study, for the file at `path`. Raises InputError for one that cannot be run so."""
     file, _, name = text.rpartition(":")
-    source = Path(file if file.endswith(".py") else f"{file.replace('.', '/')}.py")
-    tree = _tree(source)
+    script = Path(file if file.endswith(".py") else f"{file.replace('.', '/')}.py")
+    source = PlainSource(script)
     if not re.fullmatch(r"\w+(\.\w+)*", name):
         raise InputError(f"{name} is no name of a function; write `def objective(trial): return {name}(trial)`")
-    if "suggest_" not in ast.unparse(tree) and "optuna" not in ast.unparse(tree):
+    if "suggest_" not in source.text and "optuna" not in source.text:
         raise InputError(
-            f"{name} asks no trial of Optuna for parameters; a trial in Python: rubberband init {source.stem}:{name}"
+            f"{name} asks no trial of Optuna for parameters; a trial in Python: rubberband init {script.stem}:{name}"
         )
-    study, remarks = _study(tree, name)
+    remarks = [
+        f"study.{each} is left out: write search.points_to_evaluate"
+        for each in ("add_trial", "enqueue_trial")
+        if source.calls(each)
+    ]
+    study = _study(source, name, remarks)
     maximizes = ["--maximize"] if study.maximizes else []
-    runs = list(_runs([*maximizes, "--space"], source, name))
+    runs = _runs([*maximizes, "--space"], script, name)
     space = _space(runs, remarks)
-    relative = os.path.relpath(source, path.absolute().parent)
-    schedule = _schedule(study, runs, tree, name, remarks)
-    text_of_source = source.read_text("utf-8-sig", "replace")
-    if schedule.most > 1 and not re.search("RUBBERBAND_CHECKPOINT|get_checkpoint", text_of_source):
-        remarks.append(
-            f"{name} saves no checkpoint: each start trains from zero; load from and save to "
-            'os.environ["RUBBERBAND_CHECKPOINT"] before trial.report'
-        )
+    schedule = _schedule(study, runs, source, name, remarks)
+    relative = os.path.relpath(script, path.absolute().parent)
     return TrialFindings(
         command=("python", "-m", "rubberband.objective", *maximizes, f"{relative}:{name}", "${args_json}"),
         metrics="report # trial.report, or the value that is returned",
-        name=name_of(f"{source.stem}:{name}", path),
-        space={name: (written(domain), "") for name, domain in space.items()},
+        name=name_of(f"{script.stem}:{name}", path),
+        space=written(space),
         metric="value",
         mode="max" if study.maximizes else "min",
-        scheduler=schedule.line,
         sampler=study.sampler,
-        most=schedule.most,
-        trials=schedule.trials,
-        work=schedule.work,
-        remarks=tuple(remarks),
+        remarks=(*remarks, *(folder_remarks((), source.text) if schedule["most"] > 1 else ())),
+        **schedule,
     )
 
 
@@ -107,218 +102,141 @@ class _Study:
     """The study in the file of an objective, as far as its source says."""
 
     maximizes: bool = False
-    trials: int | None = None
-    sampler: str = "{type: optuna, sampler: tpe, seed: 1}"
+    trials: int = TRIALS
+    sampler: str = TPE
     pruner: str = ""
-    options: Mapping[str, Any] | None = None
-    """Arguments of the pruner."""
-
-
-def _tree(path: Path) -> ast.Module:
-    try:
-        return ast.parse(path.read_text("utf-8-sig", "replace"))
-    except SyntaxError as error:
-        raise InputError(f"{path}:{error.lineno}: {error.msg}") from None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the pruner that are numbers."""
 
 
 def _function(tree: ast.Module, name: str) -> ast.FunctionDef | None:
     return next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name), None)
 
 
-def _called(node: ast.AST) -> str:
-    """Return the name of what a call calls; empty for something else."""
-    function = node.func if isinstance(node, ast.Call) else None
-    return str(getattr(function, "attr", getattr(function, "id", "")))
-
-
-def _study(tree: ast.Module, name: str) -> tuple[_Study, list[str]]:
-    """Return the study that optimizes an objective, and remarks on what has no counterpart."""
-    constants = {
-        target.id: node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    optimizations = [node for node in ast.walk(tree) if _called(node) == "optimize"]
+def _study(source: PlainSource, name: str, remarks: list[str]) -> _Study:
+    """Return the study that optimizes an objective."""
+    optimizations, creations = source.calls("optimize"), source.calls("create_study")
     single = optimizations[0] if len(optimizations) == 1 else None  # maybe of a function that this one wraps
-    optimize = next((node for node in optimizations if _is_about(node, name)), single)
-    creations = [node for node in ast.walk(tree) if _called(node) == "create_study"]
-    study = getattr(getattr(optimize, "func", None), "value", None)
-    made = constants.get(study.id) if isinstance(study, ast.Name) else study
-    creation = made if _called(made) == "create_study" else creations[0] if len(creations) == 1 else None  # type: ignore[arg-type]
-    known = {_called(node) for node in ast.walk(tree)} & {"enqueue_trial", "add_trial"}
-    remarks = [f"study.{each} is left out: write search.points_to_evaluate" for each in sorted(known)]
-    if not isinstance(creation, ast.Call):
+    optimize = next((call for call in optimizations if _is_about(call, name)), single)
+    made = source.found(optimize.func.value) if optimize and isinstance(optimize.func, ast.Attribute) else None
+    creation = made if made in creations else creations[0] if len(creations) == 1 else None
+    if creation is None:
         remarks.append(f"the file creates no study for {name}: mode is min, as of a study without direction")
-        return _Study(), remarks
-    given = {each.arg: each.value for each in creation.keywords if each.arg}
+        return _Study()
+    given = arguments(creation)
     if "directions" in given:
         raise InputError(f"the study of {name} has several directions, and one metric ranks trials; return one value")
-    direction = _text(given.get("direction"), constants) or "minimize"
-    if direction.lower() not in ("minimize", "maximize"):
+    direction = str(source.plain(given.get("direction")) or "minimize")
+    if (goal := direction.rpartition(".")[2].lower()) not in ("minimize", "maximize"):
         raise InputError(f'create_study: direction={direction} is not plain; write direction="maximize" or "minimize"')
-    trials = _trials(optimize, constants, remarks)
-    pruner, options = _object(given.get("pruner"), constants)
-    return (
-        _Study(
-            maximizes=direction.lower() == "maximize",
-            trials=trials,
-            sampler=_sampler(*_object(given.get("sampler"), constants), remarks),
-            pruner=pruner,
-            options=options,
-        ),
-        remarks,
-    )
-
-
-def _is_about(node: ast.AST, name: str) -> bool:
-    """Whether a call names an objective, maybe within a lambda or a partial."""
-    call = node.args[0] if isinstance(node, ast.Call) and node.args else None
-    if call is None and isinstance(node, ast.Call):
-        call = next((each.value for each in node.keywords if each.arg == "func"), None)
-    return call is not None and any(getattr(each, "id", "") == name for each in ast.walk(call))
-
-
-def _text(node: ast.AST | None, constants: Mapping[str, ast.AST]) -> str:
-    """Return a constant's text, a member's name, or the source of something else; empty for nothing."""
-    node = constants.get(node.id, node) if isinstance(node, ast.Name) else node
-    if node is None:
-        return ""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return str(node.value) if isinstance(node, ast.Constant) else ast.unparse(node)
-
-
-def _object(node: ast.AST | None, constants: Mapping[str, ast.AST]) -> tuple[str, dict[str, Any]]:
-    """Return the class of an object that the source makes, and its plain arguments."""
-    node = constants.get(node.id, node) if isinstance(node, ast.Name) else node
-    found = dict[str, Any]()
-    for each in node.keywords if isinstance(node, ast.Call) else ():
-        value = constants.get(each.value.id, each.value) if isinstance(each.value, ast.Name) else each.value
-        if each.arg is not None and isinstance(value, ast.Constant):
-            found[each.arg] = value.value
-    return (_called(node) if node is not None else ""), found
-
-
-def _trials(optimize: ast.AST | None, constants: Mapping[str, ast.AST], remarks: list[str]) -> int | None:
-    given = optimize if isinstance(optimize, ast.Call) else None
-    words = {each.arg: each.value for each in given.keywords} if given else {}
-    node: Any = words.get("n_trials", given.args[1] if given and len(given.args) > 1 else None)
-    text = _text(node, constants)
-    if words.get("timeout") is not None:
+    words = arguments(optimize, ("func", "n_trials", "timeout"))
+    if "timeout" in words:
         remarks.append("the study's timeout is constraints.deadline here: adapt it")
-    if text.isdecimal():
-        return int(text)
-    remarks.append(
-        f"n_trials {f'is {text}, which is' if text else 'is'} not known before it runs: num_samples is {_TRIALS}"
+    trials = source.plain(words.get("n_trials"))
+    if not is_whole(trials):
+        which = f"is {trials}, which is" if trials is not None else "is"
+        remarks.append(f"n_trials {which} not known before it runs: num_samples is {TRIALS}")
+    sampler, options = _made(given.get("sampler"), source)
+    if sampler and sampler not in _SAMPLERS:
+        remarks.append(f"{sampler} has no counterpart: the sampler is tpe")
+    pruner, of_pruner = _made(given.get("pruner"), source)
+    return _Study(
+        maximizes=goal == "maximize",
+        trials=trials if is_whole(trials) else TRIALS,
+        sampler=f"{{type: {_SAMPLERS.get(sampler, _SAMPLERS['TPESampler'])}, seed: {options.get('seed', 1)}}}",
+        pruner=pruner,
+        options=of_pruner,
     )
-    return None
 
 
-def _sampler(kind: str, options: Mapping[str, Any], remarks: list[str]) -> str:
-    if kind and kind not in _SAMPLERS:
-        remarks.append(f"{kind} has no counterpart: the sampler is tpe")
-    seed = options.get("seed")
-    return f"{{type: {_SAMPLERS.get(kind, _SAMPLERS['TPESampler'])}, seed: {seed if isinstance(seed, int) else 1}}}"
+def _is_about(call: ast.Call, name: str) -> bool:
+    """Whether a call of `optimize` names an objective, maybe within a lambda or a partial."""
+    function = arguments(call, ("func",)).get("func")
+    return function is not None and any(getattr(each, "id", "") == name for each in ast.walk(function))
 
 
-def _schedule(study: _Study, runs: Sequence[Run], tree: ast.Module, name: str, remarks: list[str]) -> Schedule:
+def _made(node: ast.AST | None, source: PlainSource) -> tuple[str, dict[str, Any]]:
+    """Return the class of an object that the source makes, and those of its arguments that are whole numbers."""
+    call = source.found(node)
+    options = {name: source.plain(each) for name, each in arguments(call).items()}
+    return called(call), {name: value for name, value in options.items() if is_whole(value)}
+
+
+def _schedule(study: _Study, runs: Sequence[Run], source: PlainSource, name: str, remarks: list[str]) -> dict[str, Any]:
     """Return the scheduler for the study's pruner, or one that stops no trial."""
-    reports, options = any(run["reports"] for run in runs), study.options or {}
-    trials = study.trials or _TRIALS
-    if not reports:
-        words: dict[str, Any] = {"type": "none", "num_samples": trials, "max_t": 1}
-        return schedule_of(words, "The objective reports once, at its end: no trial can be stopped early.")
-    most = max((run["iterations"] for run in runs), default=0) or options.get("max_resource") or _epochs(tree)
-    if not isinstance(most, int):
+    options, size = study.options, {"num_samples": study.trials}
+    if not any(run["reports"] for run in runs):
+        comment = "The objective reports once, at its end: no trial can be stopped early."
+        return schedule_of({"type": "none", **size, "max_t": 1}, comment)
+    epochs = (source.plain(value) for each, value in source.named.items() if EPOCHS.fullmatch(each))
+    most = max(run["iterations"] for run in runs) or options.get("max_resource") or next(filter(is_whole, epochs), 0)
+    if not most:
         most = MOST
         remarks.append(f"the number of reports of a trial is not known: max_t is {most}, and stops it then")
-    if not _returns_its_last(_function(tree, name)):
+    if not _returns_its_last(_function(source.tree, name), source):
         most += 1  # the value that it returns
     if study.pruner == "HyperbandPruner":
         eta = options.get("reduction_factor", 3)
-        return schedule_of({"type": "hyperband", "max_t": most, "reduction_factor": eta, "num_samples": trials})
-    if study.pruner in ("", "NopPruner", "None"):
+        return schedule_of({"type": "hyperband", "max_t": most, "reduction_factor": eta, **size})
+    if study.pruner in ("", "NopPruner"):
         if not study.pruner:
             remarks.append(
                 "a study without pruner prunes by the median; here each trial trains to its end: asha would stop some"
             )
-        return schedule_of(
-            {"type": "none", "num_samples": trials, "max_t": most}, "Each trial trains once, to its end."
-        )
+        return schedule_of({"type": "none", **size, "max_t": most}, TO_THE_END)
     if study.pruner != "SuccessiveHalvingPruner":
         remarks.append(f"{study.pruner} has no counterpart: asha stops the worse trials at its rungs")
-    least = options.get("min_resource", options.get("n_warmup_steps"))
-    words = {
-        "type": "asha",
-        "num_samples": trials,
-        "grace_period": min(max(1, least if isinstance(least, int) else 1), most),
-        "max_t": most,
-        "reduction_factor": options.get("reduction_factor", 4),
-    }
+    least, eta = options.get("min_resource", options.get("n_warmup_steps", 1)), options.get("reduction_factor", 4)
+    words = {"type": "asha", **size, "grace_period": min(max(1, least), most), "max_t": most, "reduction_factor": eta}
     return schedule_of(words, "The study's pruner: trials are compared at rungs, and no trial waits for others.")
 
 
-def _epochs(tree: ast.Module) -> int | None:
-    """Return the number of epochs that a constant of the module names."""
-    for node in tree.body:
-        value = node.value if isinstance(node, ast.Assign) else None
-        names = [target.id for target in getattr(node, "targets", ()) if isinstance(target, ast.Name)]
-        if isinstance(value, ast.Constant) and isinstance(value.value, int) and any(map(EPOCHS.fullmatch, names)):
-            return value.value
-    return None
-
-
-def _returns_its_last(function: ast.FunctionDef | None) -> bool:
+def _returns_its_last(function: ast.FunctionDef | None, source: PlainSource) -> bool:
     """Whether an objective returns what it reported last, by the names in its source."""
-    nodes = list(ast.walk(function)) if function is not None else []
-    reported = [node for node in nodes if _called(node) == "report" and isinstance(node, ast.Call) and node.args]
-    returned = [node.value for node in nodes if isinstance(node, ast.Return)]
-    names = {getattr(each, "id", None) for each in [*returned, *(call.args[0] for call in reported)]}
-    if len(names) != 1 or None in names or not reported:
+    if function is None or not (reports := [call for call in source.calls("report", function) if call.args]):
         return False
-    last = max(call.lineno for call in reported)
-    return not any(
+    nodes, last = list(ast.walk(function)), max(call.lineno for call in reports)
+    returned = [node.value for node in nodes if isinstance(node, ast.Return)]
+    names = {getattr(each, "id", None) for each in [*returned, *(call.args[0] for call in reports)]}
+    is_changed = any(
         isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in names and node.lineno > last
         for node in nodes
     )
+    return len(names) == 1 and None not in names and not is_changed
 
 
 # The space.
 
 
-def _runs(options: Sequence[str], source: Path, name: str) -> Iterator[Run]:
-    """Call the objective in a process of its own; iterate over what each call asked for."""
+def _runs(options: Sequence[str], script: Path, name: str) -> list[Run]:
+    """Call the objective in a process of its own; return what each call asked for."""
     python = shutil.which("python") or shutil.which("python3")
     if python is None:
         raise InputError("python is not here; activate its environment")
-    inbound, outbound = os.pipe()
-    with os.fdopen(inbound, "rb") as answer:
+    with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            [python, "-m", "rubberband.objective", *options, str(outbound), f"{source}:{name}"],
+            [python, "-m", "rubberband.objective", *options, str(answer.fileno()), f"{script}:{name}"],
             env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-            pass_fds=[outbound],
+            pass_fds=[answer.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stderr=errors,
             start_new_session=True,
         )
-        os.close(outbound)
         with suppress(subprocess.TimeoutExpired):
-            _, printed = process.communicate(timeout=2 * LIMIT_S)
+            process.wait(timeout=2 * LIMIT_S)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        answer.seek(0), errors.seek(0)
         found = [json.loads(line) for line in answer.read().splitlines()]
-    asked = [run for run in found if run["asked"]]
-    if not asked:
-        last = "" if process.returncode == -signal.SIGKILL else printed.decode("utf-8", "replace").strip()
-        fault = next((run["fault"] for run in found if run["fault"]), last.splitlines()[-1] if last else "")
-        raise InputError(
-            f"{source}:{name} asked for no parameter{f' ({fault})' if fault else ''}; call trial.suggest_… in it"
-        )
-    yield from asked
+        printed = errors.read().decode("utf-8", "replace").strip().splitlines()
+    if asked := [run for run in found if run["asked"]]:
+        return asked
+    fault = next((run["fault"] for run in found if run["fault"]), printed[-1] if printed else "")
+    raise InputError(
+        f"{script}:{name} asked for no parameter{f' ({fault})' if fault else ''}; call trial.suggest_… in it"
+    )
 
 
 def _space(runs: Sequence[Run], remarks: list[str]) -> dict[str, Any]:
@@ -420,12 +338,8 @@ def _domain(name: str, words: Mapping[str, Any]) -> Any:
     low, high, step = words["low"], words["high"], words["step"]
     if low == high:
         return low
-    if words["log"]:
-        return lograndint(low, high + 1) if words["kind"] == "int" else loguniform(low, high)
-    if step is None or (words["kind"] == "int" and step == 1):
-        return uniform(low, high) if words["kind"] == "float" else randint(low, high + 1)
-    if float(grid_index(low, step)).is_integer():
-        return qrandint(low, high, step) if words["kind"] == "int" else quniform(low, high, step)
+    if step is None or grid_index(low, step).is_integer():
+        return between(low, high, whole=words["kind"] == "int", step=step, log=words["log"])
     first, each = Decimal(repr(low)), Decimal(repr(step))
     count = int((Decimal(repr(high)) - first) / each) + 1
     if count > _MANY:

@@ -87,42 +87,37 @@ class _Patching:
         self.lines = text.splitlines(keepends=True)
         if self.lines and not self.lines[-1].endswith("\n"):
             self.lines[-1] += "\n"
-        names = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}
-        self.folder = "folder" if "folder" not in names else "rubberband_folder"
-        self.saved = "saved" if "saved" not in names else "rubberband_saved"
-        self.file = "state_file" if "state_file" not in names else "rubberband_file"
-        self.imports = {alias.name for each in ast.walk(tree) if isinstance(each, ast.Import) for alias in each.names}
-        self.imports -= {
-            alias.name
-            for each in ast.walk(tree)
-            if isinstance(each, ast.Import)
-            for alias in each.names
-            if alias.asname
-        }
-        self.froms = {each.module or "" for each in ast.walk(tree) if isinstance(each, ast.ImportFrom)}
+        nodes = list(ast.walk(tree))
+        names = {each.id for each in nodes if isinstance(each, ast.Name)}
+        self.folder, self.saved, self.file = (
+            name if name not in names else f"rubberband_{name}" for name in ("folder", "saved", "state_file")
+        )
+        imported = [alias for each in nodes if isinstance(each, ast.Import) for alias in each.names]
+        self.imports = {alias.name: alias.asname or alias.name for alias in imported}
+        """Module -> its name in the script."""
+        self.modules = [*self.imports, *(each.module or "" for each in nodes if isinstance(each, ast.ImportFrom))]
         self.needed: list[str] = []
 
     def patched(self) -> Patch:
-        modules = {name.partition(".")[0] for name in (*self._all_imports(), *self.froms)}
-        makers = {name: dotted(value) for name, value in self._made()}
-        trainer = next((name for name, made in makers.items() if re.search(r"(^|\.)\w*Trainer$", made)), None)
-        accelerator = next((name for name, made in makers.items() if re.search(r"(^|\.)Accelerator$", made)), None)
-        if trainer and "transformers" in modules | {"trl"} & modules:
+        packages = {name.partition(".")[0] for name in self.modules}
+        trainer, accelerator = self._made("Trainer"), self._made("Accelerator")
+        if trainer and "transformers" in packages | {"trl"} & packages:
             remark = self._of_trainer(trainer)
-        elif trainer and modules & {"lightning", "pytorch_lightning"}:
+        elif trainer and packages & {"lightning", "pytorch_lightning"}:
             remark = self._of_lightning(trainer)
         else:
             found = training_loop(self.tree)
-            if found is None or found.loop.body[0].lineno == found.loop.lineno:
-                raise self._refused(modules)
-            if accelerator is not None:
+            is_read = found is not None and found.loop.body[0].lineno > found.loop.lineno
+            if found is None or not is_read or (accelerator and isinstance(found.loop, ast.While)):
+                raise self._refused(packages)
+            if accelerator:
                 remark = self._of_accelerate(found, accelerator)
-            elif "torch" in modules and found.models and found.others:
-                remark = self._of_torch(found)
+            elif "torch" in packages and found.models and found.others:
+                remark = self._of_loop(found, is_torch=True)
             elif (found.values or found.fitted or found.objects) and "backward(" not in self.text:
-                remark = self._of_python(found)
+                remark = self._of_loop(found, is_torch=False)
             else:
-                raise self._refused(modules)
+                raise self._refused(packages)
         self._import()
         return Patch(self.path, self.text, "".join(self.lines), remark)
 
@@ -145,15 +140,18 @@ class _Patching:
             f"the metric in it); write the lines above by hand, see {PAGE}"
         )
 
-    def _all_imports(self) -> list[str]:
-        return [alias.name for each in ast.walk(self.tree) if isinstance(each, ast.Import) for alias in each.names]
-
-    def _made(self) -> list[tuple[str, ast.expr]]:
-        found: list[tuple[str, ast.expr]] = []
-        for each in ast.walk(self.tree):
-            if isinstance(each, ast.Assign) and isinstance(each.value, ast.Call):
-                found += [(name, each.value) for target in each.targets if (name := dotted(target))]
-        return found
+    def _made(self, kind: str) -> str | None:
+        """Return the first name that gets an object of a class with such an end."""
+        return next(
+            (
+                name
+                for each in ast.walk(self.tree)
+                if isinstance(each, ast.Assign) and isinstance(each.value, ast.Call)
+                for target in each.targets
+                if (name := dotted(target)) and re.search(rf"(^|\.)\w*{kind}$", dotted(each.value))
+            ),
+            None,
+        )
 
     # The lines of each kind
 
@@ -161,70 +159,56 @@ class _Patching:
         self._need("os")
         return f'{self.folder} = os.environ.get("RUBBERBAND_CHECKPOINT")'
 
-    def _of_torch(self, found: TrainingLoop) -> str:
-        """A loop in plain PyTorch, also in DDP: rank 0 saves."""
-        is_parallel = bool(re.search(r"DistributedDataParallel|DataParallel", self.text))
-        is_gang = "init_process_group" in self.text or "DistributedDataParallel" in self.text
-        inner = {name: f'getattr({name}, "module", {name})' if is_parallel else name for name in found.models}
-        objects = inner | {name: name for name in found.others}
-        entries = [f'"{name}": {path}.state_dict()' for name, path in objects.items()]
-        restore = [f'{path}.load_state_dict({self.saved}["{name}"])' for name, path in objects.items()]
-        values, restored = self._values(found)
-        rng, again = ([], []) if is_gang else self._random(torch=True)
-        self._need("torch") if "torch" not in self.imports else None
-        load = f'torch.load({self.file}, map_location="cpu", weights_only=False)'
+    def _of_loop(self, found: TrainingLoop, *, is_torch: bool) -> str:
+        """A loop in plain PyTorch, also in DDP, where rank 0 saves; or in numpy, scikit-learn or plain Python."""
+        is_gang = is_torch and ("init_process_group" in self.text or "DistributedDataParallel" in self.text)
+        models = found.models if is_torch else []
+        inner = {name: f'getattr({name}, "module", {name})' if "DataParallel" in self.text else name for name in models}
+        stateful = inner | {name: name for name in (found.others if is_torch else ())}
+        kept = [] if is_torch else [*found.fitted, *found.objects]
+        outer = {name: f'globals()["{name}"]' for name in found.outer if not name.startswith("self.")}
+        rng, again = self._random(is_torch)
+        if is_gang and again:
+            again = ['if int(os.environ.get("WORLD_SIZE", 1)) == 1:', *(f"    {line}" for line in again)]
+        restore = [
+            *(f'{path}.load_state_dict({self.saved}["{name}"])' for name, path in stateful.items()),
+            *(f'{outer.get(name, name)} = {self.saved}["{name}"]' for name in kept),
+            *(f'{name} = {self.saved}["{name}"]' for name in found.values),
+            *again,
+        ]
+        content = ", ".join(
+            [
+                *([f'"epoch": {self._epochs(found)[2]}'] if isinstance(found.loop, ast.For) else ()),
+                *(f'"{name}": {path}.state_dict()' for name, path in stateful.items()),
+                *(f'"{name}": {name}' for name in (*kept, *found.values)),
+                *rng,
+            ]
+        )
+        new = f'{self.file} + ".new"'
+        if is_torch:
+            load = f'torch.load({self.file}, map_location="cpu", weights_only=False)'
+            save = [f"torch.save({{{content}}}, {new})"]
+        else:
+            load = f'pickle.load(open({self.file}, "rb"))'
+            save = [f'with open({new}, "wb") as file:', f"    pickle.dump({{{content}}}, file)"]
+        self._need("torch" if is_torch else "pickle")
         head = [
             self._folder_line(),
-            f'{self.file} = f"{{{self.folder}}}/state.pt"',
+            f'{self.file} = f"{{{self.folder}}}/state.{"pt" if is_torch else "pickle"}"',
             f"{self.saved} = {load} if {self.folder} and os.path.exists({self.file}) else {{}}",
             f"if {self.saved}:",
-            *(f"    {line}" for line in (*restore, *restored, *again)),
+            *(f"    {line}" for line in restore),
         ]
         says_rank = "rank" in found.condition or "main_process" in found.condition
-        only = "" if says_rank else ' and int(os.environ.get("RANK", 0)) == 0' if is_gang else ""
-        content = ", ".join([*self._epoch(found), *entries, *values, *rng])
-        new = f'{self.file} + ".new"'
-        body = [f"torch.save({{{content}}}, {new})", f"os.replace({new}, {self.file})"]
-        self._insert(found, head, body, only)
-        return (
-            "it resumes; a gang's random numbers are others then" if is_gang else "it resumes with its random numbers"
-        )
-
-    def _of_python(self, found: TrainingLoop) -> str:
-        """A loop in numpy, scikit-learn or plain Python."""
-        self._need("pickle")
-        load = f'pickle.load(open({self.file}, "rb"))'
-        values, restored = self._values(found)
-        kept = [*found.fitted, *found.objects]
-        objects = [f'"{name}": {name}' for name in kept]
-        outer = {name: f'globals()["{name}"]' for name in found.outer if not name.startswith("self.")}
-        restored = [f'{outer.get(name, name)} = {self.saved}["{name}"]' for name in kept] + restored
-        rng, again = self._random(torch=False)
-        head = [
-            self._folder_line(),
-            f'{self.file} = f"{{{self.folder}}}/state.pickle"',
-            f"{self.saved} = {load} if {self.folder} and os.path.exists({self.file}) else {{}}",
-            f"if {self.saved}:",
-            *(f"    {line}" for line in restored + again),
-        ]
-        content = ", ".join([*self._epoch(found), *objects, *values, *rng])
-        new = f'{self.file} + ".new"'
-        body = [
-            f'with open({new}, "wb") as file:',
-            f"    pickle.dump({{{content}}}, file)",
-            f"os.replace({new}, {self.file})",
-        ]
-        self._insert(found, head, body, "")
-        return "it resumes with its random numbers"
+        only = ' and int(os.environ.get("RANK", 0)) == 0' if is_gang and not says_rank else ""
+        self._insert(found, head, [*save, f"os.replace({new}, {self.file})"], only)
+        return f"it resumes with its random numbers{'; a gang has others then' if is_gang else ''}"
 
     def _of_accelerate(self, found: TrainingLoop, accelerator: str) -> str:
         """A loop of Accelerate, which saves models, optimizers, schedulers and random numbers itself."""
-        if not isinstance(found.loop, ast.For):
-            raise self._refused(set())
         self._need("shutil")
-        first, step = self._range(found.loop)
-        name = found.loop.target.id  # type: ignore[attr-defined]
-        values, restored = self._values(found)
+        first, last, after = self._epochs(found)
+        values = [f'"{name}": {name}' for name in found.values]
         place = f'f"{{{self.folder}}}/{{{self.saved}}}'
         head = [
             self._folder_line(),
@@ -232,14 +216,12 @@ class _Patching:
             f"if {self.saved} is not None:",
             f'    {accelerator}.load_state({place}")',
         ]
-        after = f"{name} + {step}" if found.is_begun else name
         body = [f'{accelerator}.save_state(f"{{{self.folder}}}/{{{after}}}")']
         if values:
             self._need("torch")
             head.append(f'    values = torch.load({place}/values.pt", weights_only=False)')
-            head += [f"    {line.replace(f'{self.saved}[', 'values[')}" for line in restored]
+            head += [f'    {name} = values["{name}"]' for name in found.values]
             body.append(f'torch.save({{{", ".join(values)}}}, f"{{{self.folder}}}/{{{after}}}/values.pt")')
-        last = name if found.is_begun else f"{name} - {step}"
         body.append(f'shutil.rmtree(f"{{{self.folder}}}/{{{last}}}", ignore_errors=True)')
         self._insert(found, head, body, "", f"{first} if {self.saved} is None else {self.saved}")
         return "it resumes with its random numbers, on one worker"
@@ -257,11 +239,8 @@ class _Patching:
     def _of_lightning(self, trainer: str) -> str:
         """The Trainer of Lightning, with a checkpoint after each epoch."""
         call = self._call(trainer, "fit")
-        package = (
-            "pytorch_lightning"
-            if any("pytorch_lightning" in name for name in (*self.imports, *self.froms, *self._all_imports()))
-            else "lightning.pytorch"
-        )
+        is_old = any("pytorch_lightning" in name for name in self.modules)
+        package = "pytorch_lightning" if is_old else "lightning.pytorch"
         self.needed.append(f"from {package}.callbacks import ModelCheckpoint")
         last = f'f"{{{self.folder}}}/last.ckpt"'
         head = [
@@ -274,49 +253,33 @@ class _Patching:
 
     # Parts of lines
 
-    def _values(self, found: TrainingLoop) -> tuple[list[str], list[str]]:
-        entries = [f'"{name}": {name}' for name in found.values]
-        return entries, [f'{name} = {self.saved}["{name}"]' for name in found.values]
-
-    def _random(self, *, torch: bool) -> tuple[list[str], list[str]]:
+    def _random(self, is_torch: bool) -> tuple[list[str], list[str]]:
         """Return the entries of random states, and the lines that set them."""
-        numpy = next(
-            (
-                alias.asname or alias.name
-                for each in ast.walk(self.tree)
-                if isinstance(each, ast.Import)
-                for alias in each.names
-                if alias.name == "numpy"
-            ),
-            None,
-        )
-        states = [("torch.get_rng_state()", "torch.set_rng_state({})")] if torch else []
-        if torch and "cuda" in self.text:
-            states.append(("torch.cuda.get_rng_state_all()", "torch.cuda.set_rng_state_all({})"))
-        if numpy and re.search(rf"\b{numpy}\.random\.(?!default_rng|RandomState|Generator)", self.text):
-            states.append((f"{numpy}.random.get_state()", f"{numpy}.random.set_state({{}})"))
-        if "random" in self.imports:
-            states.append(("random.getstate()", "random.setstate({})"))
-        if not states:
+        numpy = self.imports.get("numpy")
+        is_global = numpy and re.search(rf"\b{numpy}\.random\.(?!default_rng|RandomState|Generator)", self.text)
+        states = [  # whether it has one, what reads it, what sets it
+            (is_torch, "torch.get_rng_state", "torch.set_rng_state"),
+            (is_torch and "cuda" in self.text, "torch.cuda.get_rng_state_all", "torch.cuda.set_rng_state_all"),
+            (is_global, f"{numpy}.random.get_state", f"{numpy}.random.set_state"),
+            (self.imports.get("random") == "random", "random.getstate", "random.setstate"),
+        ]
+        used = [(get, restore) for is_used, get, restore in states if is_used]
+        if not used:
             return [], []
-        sets = [each.format(f'{self.saved}["random"][{number}]') for number, (_, each) in enumerate(states)]
-        return [f'"random": ({"".join(f"{get}, " for get, _ in states).rstrip()})'], sets
+        sets = [f'{restore}({self.saved}["random"][{number}])' for number, (_, restore) in enumerate(used)]
+        return [f'"random": ({"".join(f"{get}(), " for get, _ in used).rstrip()})'], sets
 
-    def _epoch(self, found: TrainingLoop) -> list[str]:
-        if isinstance(found.loop, ast.While):
-            return []
-        _, step = self._range(found.loop)
-        name = found.loop.target.id  # type: ignore[attr-defined]
-        return [f'"epoch": {name} + {step}' if found.is_begun else f'"epoch": {name}']
-
-    def _range(self, loop: ast.For) -> tuple[str, str]:
-        """Return the first value of a loop and its step, as they are written."""
-        call = range_of(loop)
+    def _epochs(self, found: TrainingLoop) -> tuple[str, str, str]:
+        """Return the first value of a loop, and the pass that is saved last and next at its save, as in its source."""
+        assert isinstance(found.loop, ast.For), "only such a loop has a range"
+        call = range_of(found.loop)
         assert call is not None, "only such loops are found"
-        written = [ast.unparse(each) for each in call.args]
+        given = [ast.unparse(each) for each in call.args]
         if dotted(call.func).endswith("count"):
-            written = [written[0] if written else "0", "", *written[1:]]
-        return (written[0] if len(written) > 1 else "0"), (written[2] if len(written) > 2 else "1")
+            given = [given[0] if given else "0", "", *given[1:]]
+        first, step = (given[0] if len(given) > 1 else "0"), (given[2] if len(given) > 2 else "1")
+        name = ast.unparse(found.loop.target)
+        return (first, name, f"{name} + {step}") if found.is_begun else (first, f"{name} - {step}", name)
 
     # Edits, from the end of the file to its begin, so that the numbers of earlier lines stay
 
@@ -330,7 +293,7 @@ class _Patching:
         at = place.lineno - 1 if found.before is not None else (place.end_lineno or place.lineno)
         self.lines[at:at] = save
         if isinstance(loop, ast.For):
-            self._with_first(loop, first or f'{self.saved}.get("epoch", {self._range(loop)[0]})')
+            self._with_first(loop, first or f'{self.saved}.get("epoch", {self._epochs(found)[0]})')
         outer = " " * loop.col_offset
         self.lines[loop.lineno - 1 : loop.lineno - 1] = [f"{outer}{line}\n" for line in head]
 
@@ -338,23 +301,16 @@ class _Patching:
         """Let the range of a loop begin at another value."""
         call = range_of(loop)
         assert call is not None, "only such loops are found"
-        if not call.args:  # of itertools.count
-            text = ast.get_source_segment(self.text, call)
-            assert text is not None, "a call has its text"
-            self._replace(call, f"{text[:-1]}{first})")
-            return
-        argument = call.args[0]
-        if len(call.args) > 1 or dotted(call.func).endswith("count"):
-            self._replace(argument, first)
-        else:
-            self._replace(argument, f"{first}, {ast.get_source_segment(self.text, argument)}")
+        given = [ast.unparse(each) for each in call.args]
+        is_end = len(given) == 1 and not dotted(call.func).endswith("count")
+        words = [first, *(given if is_end else given[1:]), *map(ast.unparse, call.keywords)]
+        self._replace(call, f"{ast.unparse(call.func)}({', '.join(words)})")
 
     def _replace(self, node: ast.expr, text: str) -> None:
-        assert node.end_lineno is not None, "a parsed node has it"
-        assert node.end_col_offset is not None, "a parsed node has it"
-        begin, end = self.lines[node.lineno - 1].encode(), self.lines[node.end_lineno - 1].encode()
-        line = begin[: node.col_offset].decode() + text + end[node.end_col_offset :].decode()
-        self.lines[node.lineno - 1 : node.end_lineno] = line.splitlines(keepends=True)
+        start, end = node.lineno - 1, node.end_lineno or node.lineno
+        before = self.lines[start].encode()[: node.col_offset].decode()
+        after = self.lines[end - 1].encode()[node.end_col_offset :].decode()
+        self.lines[start:end] = f"{before}{text}{after}".splitlines(keepends=True)
 
     def _call(self, owner: str, method: str) -> ast.Call:
         calls = [each for each in calls_in(self.tree) if dotted(each.func) == f"{owner}.{method}"]
@@ -373,29 +329,19 @@ class _Patching:
         if given is not None:
             self._replace(given.value, value.removesuffix("None") + str(ast.get_source_segment(self.text, given.value)))
         else:
-            text = ast.get_source_segment(self.text, call)
-            assert text is not None, "a call has its text"
-            inside = text.rstrip()[:-1].rstrip()
+            inside = str(ast.get_source_segment(self.text, call)).rstrip()[:-1].rstrip()
             comma = "" if inside.endswith(("(", ",")) else ", "
             self._replace(call, f"{inside}{comma}{keyword}={value})")
         outer = " " * statement.col_offset
         self.lines[statement.lineno - 1 : statement.lineno - 1] = [f"{outer}{line}\n" for line in head]
 
     def _need(self, module: str) -> None:
-        if module not in self.imports and f"import {module}" not in self.needed:
+        if self.imports.get(module) != module and f"import {module}" not in self.needed:
             self.needed.append(f"import {module}")
 
     def _import(self) -> None:
         """Write the imports that the lines need before the first one of the script."""
-        first = next(
-            (
-                each
-                for each in self.tree.body
-                if isinstance(each, ast.Import | ast.ImportFrom) and getattr(each, "module", "") != "__future__"
-            ),
-            None,
-        )
+        imports = [each for each in self.tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
+        first = next((each for each in imports if getattr(each, "module", "") != "__future__"), None)
         at = first.lineno - 1 if first is not None else 0
-        self.lines[at:at] = [
-            f"{line}\n" for line in sorted(self.needed, key=lambda line: (line.startswith("from"), line))
-        ]
+        self.lines[at:at] = [f"{line}\n" for line in sorted(self.needed, key=lambda line: (line[:4] == "from", line))]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from rubberband.errors import InputError
 from rubberband.executor.training.entrypoint import Entrypoint, files_named, files_of
 
 
@@ -49,6 +51,76 @@ def calls_report(sources: Sequence[str]) -> bool:
 
 def _name_of(node: ast.AST) -> str:
     return str(getattr(node, "attr", getattr(node, "id", "")))
+
+
+def called(node: ast.AST | None) -> str:
+    """Return the name of the function or class that an expression calls; empty for one that is no call."""
+    return _name_of(node.func) if isinstance(node, ast.Call) else ""
+
+
+def arguments(call: ast.AST | None, names: Sequence[str] = ()) -> dict[str, ast.expr]:
+    """Return the arguments of a call; `names` are those of its positional ones."""
+    if not isinstance(call, ast.Call):
+        return {}
+    return {**dict(zip(names, call.args, strict=False)), **{each.arg: each.value for each in call.keywords if each.arg}}
+
+
+class UnknownValue(Exception):
+    """An expression whose value the source does not say."""
+
+
+class PlainSource:
+    """The source of a script, and the plain values in it. Raises InputError for one that Python cannot parse."""
+
+    def __init__(self, path: Path) -> None:
+        self.text = path.read_text("utf-8-sig", "replace")
+        try:
+            self.tree = ast.parse(self.text)
+        except SyntaxError as error:
+            raise InputError(f"{path}:{error.lineno}: {error.msg}") from None
+        self.named: dict[str, ast.expr] = {
+            target.id: node.value
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        """Name -> the expression that it gets."""
+
+    def calls(self, name: str, within: ast.AST | None = None) -> list[ast.Call]:
+        """Return the calls of a function or class."""
+        return [node for node in ast.walk(within or self.tree) if isinstance(node, ast.Call) and called(node) == name]
+
+    def found(self, node: ast.AST | None) -> ast.AST | None:
+        """Return the expression that a name gets, or another expression as it is."""
+        return self.named.get(node.id, node) if isinstance(node, ast.Name) else node
+
+    def plain(self, node: ast.AST | None, default: Any = None) -> Any:
+        """Return the value of an expression, or its text where that is not known."""
+        try:
+            return default if node is None else self.value(node)
+        except UnknownValue as unknown:
+            return str(unknown)
+
+    def value(self, node: ast.AST, of_call: Callable[[str, ast.Call], Any] | None = None, name: str = "") -> Any:
+        """Return the value of an expression of plain values; `of_call` that of a call that is the value of `name`.
+
+        Raises UnknownValue for others.
+        """
+        known = self.found(node)
+        match known:
+            case ast.Dict(keys=keys, values=values) if None not in keys:
+                names = [self.value(key) for key in keys if key is not None]
+                return {key: self.value(each, of_call, str(key)) for key, each in zip(names, values, strict=True)}
+            case ast.List(elts=parts) | ast.Tuple(elts=parts):
+                return [self.value(part, of_call) for part in parts]
+            case ast.Call(func=ast.Name(id="dict"), args=[]):
+                return {key: self.value(each, of_call, key) for key, each in arguments(known).items()}
+            case ast.Call() if of_call is not None and name:
+                return of_call(name, known)
+        with suppress(ValueError, SyntaxError, TypeError):
+            return ast.literal_eval(known)  # type: ignore[arg-type]
+        raise UnknownValue(ast.unparse(node))
 
 
 _SEARCHES = (
