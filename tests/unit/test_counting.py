@@ -189,3 +189,12 @@ def test_an_evaluation_before_any_step_is_no_iteration(metric: str, line: str, i
     counting = Counting(metric)
     for expected, each in ((is_new, line), (True, re.sub(r" 0\b", " 40", line))):
         assert counting.is_new(Seen({metric: 4.2}, numbers_in(each)), 0, lambda: None) is expected
+
+
+def test_an_evaluation_of_the_first_checkpoint_is_no_iteration_after_one_at_step_0() -> None:
+    counting = Counting("val_loss")
+    begun = [counting.is_new(Seen({"val_loss": 4 - step / 20}, {"step": step}), 0, lambda: None) for step in (0, 20)]
+    again = Counting("val_loss")
+    again.restore(counting.kept())
+    resumed = [again.is_new(Seen({"val_loss": 3.1 - step / 90}, {"step": step}), 1, lambda: True) for step in (20, 40)]
+    assert (begun, resumed) == ([False, True], [False, True])

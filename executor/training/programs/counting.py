@@ -87,6 +87,7 @@ class Counting:
         """
         is_first, before = not self._here.metrics, self._here
         if is_first and not iterations and self._is_before_any_step(seen):
+            self._first = seen
             return False
         self._here = seen
         if not is_first and self._repeats_number(seen, before):
