@@ -19,7 +19,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, NoReturn
 
 from rubberband.executor.training.reporting import report
@@ -33,18 +35,16 @@ _MOST_RUNS = 200
 
 def main(words: Sequence[str]) -> None:
     """Run an objective, or find its space."""
-    given = list(words)
-    maximizes = given[0] == "--maximize"
-    given = given[maximizes:]
-    space = int(given[1]) if given[0] == "--space" else None
-    given = given if space is None else given[2:]
-    path, _, name = given[0].rpartition(":")
-    if space is not None:
-        with os.fdopen(space, "w") as answer:
+    maximizes = words[0] == "--maximize"
+    first, *more = words[maximizes:]
+    if first == "--space":
+        path, _, name = more[1].rpartition(":")
+        with os.fdopen(int(more[0]), "w") as answer:
             for run in _explore(_objective(path, name), maximizes):
                 print(json.dumps(run), file=answer, flush=True)
         os._exit(0)
-    config = json.loads(given[1] if len(given) > 1 else os.environ["RUBBERBAND_CONFIG"])
+    path, _, name = first.rpartition(":")
+    config = json.loads(more[0] if more else os.environ["RUBBERBAND_CONFIG"])
     trial = Trial(config, maximizes)
     try:
         value = _objective(path, name)(trial)
@@ -81,9 +81,7 @@ def _objective(path: str, name: str) -> Callable[[Any], Any]:
         if "No trials" not in str(error):
             raise
     try:
-        found = module
-        for part in name.split("."):
-            found = getattr(found, part)
+        found: Callable[[Any], Any] = attrgetter(name)(module)
     except AttributeError:
         _end(f"{path} has no {name} at its top, above the study that it starts; define it there")
     if inspect.isclass(found) or not callable(found):
@@ -146,8 +144,7 @@ class Trial:
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
         return int(self._within(name, {"low": low, "high": high, "step": step, "log": log, "kind": "int"}))
 
-    def suggest_uniform(self, name: str, low: float, high: float) -> float:
-        return self.suggest_float(name, low, high)
+    suggest_uniform = suggest_float
 
     def suggest_loguniform(self, name: str, low: float, high: float) -> float:
         return self.suggest_float(name, low, high, log=True)
@@ -158,18 +155,15 @@ class Trial:
     def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
         texts = [choice if isinstance(choice, str) else json.dumps(choice, default=repr) for choice in choices]
         value = self._value(name, {"kind": "choice", "values": list(choices), "texts": texts})
-        as_json = [json.dumps(choice, default=repr) for choice in choices]
-        found = json.dumps(value)
-        if found in as_json:
-            at = as_json.index(found)
-        elif value in texts:  # an option that has parameters of its own has a text as name
-            at = texts.index(value)
-        else:
+        known = [json.dumps(choice, default=repr) for choice in choices]
+        if (found := json.dumps(value)) not in known:  # an option that has parameters of its own has a text as name
+            known, found = texts, value
+        if found not in known:
             _end(
                 f"{name}={value!r} is not one of {', '.join(texts)}, the choices of suggest_categorical; run init again"
             )
-        self.params[name] = choices[at]
-        return choices[at]
+        self.params[name] = choices[known.index(found)]
+        return self.params[name]
 
     def report(self, value: float, step: int) -> None:
         if step not in self._steps:  # as a study, which keeps the first of a step
@@ -263,24 +257,31 @@ class _Recorder(Trial):
 
 
 def _rounds(frame: Any) -> int:
-    """Return how often the loop around the line of a frame goes round; 0 if it is not known."""
+    """Return how many steps the loops around the line of a frame report; 0 if it is not known."""
     with suppress(Exception):  # a loop over anything
         lines, first = inspect.getsourcelines(frame.f_code)
-        here = frame.f_lineno - max(first, 1)
-        width = len(lines[here]) - len(lines[here].lstrip())
-        for line in reversed(lines[:here]):
-            indent = len(line) - len(line.lstrip())
-            if not line.strip() or indent >= width:
-                continue
-            width = indent
-            if re.match(r"\s*(while|def)\b", line):
-                return 0
-            if re.match(r"\s*for\b", line):
-                loop: Any = ast.parse(f"{line.strip()} pass").body[0]
-                times = next(each for each in ast.walk(loop.iter) if getattr(each, "id", "") == "range")
-                call = next(each for each in ast.walk(loop.iter) if getattr(each, "func", None) is times)
-                return len(eval(ast.unparse(call), frame.f_globals, frame.f_locals))
+        at, found = frame.f_lineno - max(first, 1) + 1, ast.walk(ast.parse(dedent("".join(lines))))
+        around = [node for node in found if getattr(node, "lineno", at) <= at <= getattr(node, "end_lineno", 0)]
+        call = next(node for node in around if getattr(getattr(node, "func", None), "attr", "") == "report")
+        loops: Any = [node for node in around if isinstance(node, ast.For | ast.While)]
+        steps: Any = [*call.args[1:], *call.keywords]  # type: ignore[attr-defined]
+        names = set().union(*map(_names, steps))
+        counted = [loop for loop in loops if isinstance(loop, ast.For) and _names(loop.target) & names] or loops
+        return math.prod(_passes(loop.iter, frame) for loop in counted) if counted else 0
     return 0
+
+
+def _passes(node: Any, frame: Any) -> int:
+    """Return how often a loop over an expression goes round: over a range, or over something with a length."""
+    while getattr(getattr(node, "func", None), "id", "") in ("tqdm", "enumerate"):
+        node = node.args[0]
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") != "range":
+        raise TypeError("its values would be made")
+    return len(eval(ast.unparse(node), frame.f_globals, frame.f_locals))
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
 def _explore(objective: Callable[[Any], Any], maximizes: bool) -> Iterator[dict[str, Any]]:

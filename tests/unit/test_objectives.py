@@ -193,6 +193,19 @@ def test_each_kind_of_parameter() -> None:
         assert printed == repr(values), "the very choices"
 
 
+@pytest.mark.parametrize(
+    ("loops", "reports"),
+    [
+        ("for e in range(3):\n    for i, row in enumerate(rows):\n        trial.report(x, e * len(rows) + i)", 15),
+        ("for fold in range(2):\n    for e in range(1, 10, 3):\n        trial.report(\n x, step=e)", 3),
+    ],
+)
+def test_a_trial_has_as_many_iterations_as_the_steps_that_it_reports(loops: str, reports: int) -> None:
+    found, _ = init(short(f"x, rows = trial.suggest_float('x', 0, 1), [0] * 5\n{loops}\nvalue = x"))
+    assert found.to_words()["search"]["scheduler"]["max_t"] == reports + 1, "the value that it returns is one more"
+    assert len(run({"x": 0.5}).stdout.splitlines()) == reports
+
+
 def test_two_choices_may_decide_together() -> None:
     found, _ = init(
         short(
