@@ -135,6 +135,18 @@ parameters:
     assert {str(value) for value in flags.search.space["layers"].options} == {"[1, 2]", "None"}
 
 
+def test_a_look_at_a_sweeps_program_has_the_folder_of_the_trial(here: Path) -> None:
+    more = 'parser.add_argument("--out-dir", default="runs")\n'
+    (here / "train.py").write_text(PROGRAM.replace("args, _", f"{more}args, _"))
+    Path("sweep.yaml").write_text(
+        "command: [python, train.py, '${args}']\nmethod: random\nrun_cap: 2\n"
+        "parameters: {lr: {values: [0.5]}, model: {value: m}}"
+    )
+    found = findings_of("sweep.yaml", here / "experiment.yaml")
+    assert found.start[-2:] == ("--out-dir", "${checkpoint}")
+    assert found.command == ("python", "train.py", "${args}", "--out-dir", "${checkpoint}")
+
+
 NESTED = """
 program: train.py
 method: random
