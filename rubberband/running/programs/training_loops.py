@@ -91,7 +91,6 @@ class _Program:
             each.name: each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
         }
         self.classes = [each for each in tree.body if isinstance(each, ast.ClassDef)]
-        self._known: dict[tuple[str, int], bool] = {}
 
     def loops(self) -> Iterator[tuple[Scope, Loop]]:
         """Yield the outermost loops of the module and of each function."""
@@ -140,25 +139,18 @@ class _Program:
         users = {dotted(call.func) for call in calls_in(self.tree)}
         for name, made in source.items():
             bare = name.removeprefix("self.")
-
-            def has(method: str, name: str = name) -> bool:
-                return f"{name}.{method}" in users
-
-            if (
-                _OPTIMIZER.search(made)
-                or (has("zero_grad") and has("step"))
-                or _SCALER.search(made)
-                or (_SCHEDULER.search(made) and ("sched" in bare.lower() or has("step")))
-            ):
+            used = {method for user in users if (method := user.removeprefix(f"{name}.")) != user}
+            is_scheduler = _SCHEDULER.search(made) and ("sched" in bare.lower() or "step" in used)
+            if _OPTIMIZER.search(made) or {"zero_grad", "step"} <= used or _SCALER.search(made) or is_scheduler:
                 found.others.append(name)
             elif _EMA.search(made):
                 found.models.append(name)
-            elif _RANDOM.search(made) or has("partial_fit"):
+            elif _RANDOM.search(made) or "partial_fit" in used:
                 found.fitted.append(name)
             elif (
-                has("parameters")
-                or (made and has("state_dict"))
-                or (_is_model(bare) and {name, f"{name}.train"} & users)
+                "parameters" in used
+                or (made and "state_dict" in used)
+                or (_MODEL.search(bare) and not _OF_MODELS.search(bare) and (name in users or "train" in used))
             ):
                 found.models.append(name)
         known = {*found.models, *found.others, *found.fitted}
@@ -171,7 +163,7 @@ class _Program:
         ]
         if isinstance(scope, ast.FunctionDef):
             found.outer = {name for name in assigned if name not in _locals_before(scope, loop)} - _arguments(scope)
-        self._place(found, known)
+        self._place(found)
         return found
 
     def _assigned(self, scope: Scope, loop: Loop) -> dict[str, ast.expr | None]:
@@ -224,43 +216,36 @@ class _Program:
                 found |= self._read(function, depth - 1)
         return found
 
-    def _place(self, found: TrainingLoop, known: set[str]) -> None:
+    def _place(self, found: TrainingLoop) -> None:
         """Find the place of a save: beside the line of the metric, and where the state is whole."""
         body = found.loop.body
+
+        def trains(each: ast.stmt) -> bool:
+            return self.reaches(each, lambda call: _method(call) in _STEPS)
 
         def changes(each: ast.stmt) -> bool:
             carried = any(name in found.values for inner in ast.walk(each) for name in _targets(inner))
             fits = any(dotted(call.func).rpartition(".")[0] in found.fitted for call in calls_in(each))
-            trains = self.reaches(each, lambda call: _method(call) in _STEPS) or _is_global(each, self.functions, found)
             named = any(re.match("train", _method(call).removeprefix("_")) for call in calls_in(each))
-            return carried or trains or named or fits
+            return carried or trains(each) or _is_global(each, self.functions, found) or named or fits
 
-        prints = [each for each in body if self.reaches(each, _is_metric)]
-        prints = prints or [each for each in body if self.reaches(each, _is_print)]
+        metrics = [each for each in body if self.reaches(each, _is_metric)]
+        prints = metrics or [each for each in body if self.reaches(each, _is_print)]
         prints = [each for each in prints if not _leaves(each)] or prints
         direct = [each for each in prints if any(map(_is_print, _own_calls(each)))]
         at = body.index((direct or prints)[-1])
         place = body[at]
-        if any(map(changes, body[at + 1 :])):
-
-            def trains(each: ast.stmt) -> bool:
-                return self.reaches(each, lambda call: _method(call) in _STEPS)
-
-            if any(map(trains, body[: at + 1])) or not any(map(trains, body[at + 1 :])):
-                found.after = body[-1]
-            else:  # it prints first, and then trains: what is saved is what this pass of the loop begins with
-                found.before, found.is_begun = place, False
-                found.condition = _condition(place)
-            return
-        found.condition = _condition(place)
-        is_plain = (
-            not changes(place) and place in direct and not any(_method(c) in self.functions for c in calls_in(place))
-        )
-        found.before, found.after = (place, None) if is_plain else (None, place)
-
-
-def _is_model(name: str) -> bool:
-    return bool(_MODEL.search(name)) and not _OF_MODELS.search(name)
+        after = body[at + 1 :]
+        if any(map(trains, after)) and not any(map(trains, body[: at + 1])):
+            # it prints first, and then trains: what is saved is what this pass of the loop begins with
+            found.before, found.is_begun, found.condition = place, False, _condition(place)
+        elif any(map(changes, after)):
+            found.after = body[-1]
+        else:
+            found.condition = _condition(place)
+            calls = any(_method(call) in self.functions for call in calls_in(place))
+            is_plain = not changes(place) and place in direct and not calls
+            found.before, found.after = (place, None) if is_plain else (None, place)
 
 
 def range_of(loop: ast.For) -> ast.Call | None:
