@@ -45,7 +45,7 @@ def test_the_metric_of_an_epoch_is_found_in_what_programs_print(text: str, metri
     assert counted(best, lines) == [number for number, line in enumerate(marked) if line.startswith(">")]
 
 
-def test_of_two_numbers_in_a_line_that_of_the_held_out_data_is_read() -> None:
+def test_a_line_with_two_numbers_is_read_for_the_one_of_held_out_data() -> None:
     lines = [f"Epoch {n} | train: loss 0.5{n} acc 0.7{n} | valid: loss 0.4{n} acc 0.8{n}" for n in range(3)]
     for choice, values in zip(found_in(lines), ([0.8, 0.81, 0.82], [0.4, 0.41, 0.42]), strict=False):
         pattern = re.compile(yaml.safe_load(choice.metrics)["pattern"])
