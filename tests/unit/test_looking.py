@@ -144,6 +144,39 @@ def test_max_t_is_no_number_of_epochs_where_a_line_comes_every_ten(tmp_path: Pat
     assert (after.command, after.most) == (("a", "${lr}"), 10)
 
 
+def test_the_average_of_a_test_is_its_metric_and_not_the_last_batch() -> None:
+    lines = [
+        f"Test: [{batch}/2] Loss: {1 - epoch / 10:.2f} ({epoch}.5) Acc@1: {batch}0.0 (5{epoch}.25)"
+        for epoch in range(3)
+        for batch in (0, 1, 2)
+    ]
+    best = found_in(lines)[0]
+    pattern = re.compile(yaml.safe_load(best.metrics)["pattern"])
+    assert [metrics_in(line, pattern).get(best.name) for line in lines] == [
+        None,
+        None,
+        50.25,
+        None,
+        None,
+        51.25,
+        None,
+        None,
+        52.25,
+    ]
+
+
+def test_a_metric_that_comes_twice_an_epoch_leaves_the_epochs_as_they_are(tmp_path: Path) -> None:
+    source = """
+    for epoch in range(1, 5):
+        for half in (1, 2):
+            print(f"Epoch {epoch}/4:  {half}0%|##  | 1/2 [00:00<00:00, 9img/s]INFO: Dice score: 0.{epoch}{half}")
+    """
+    found, _ = looked(source, tmp_path)
+    seen = TrialFindings(command=("a", "--epochs=${max_t}", "${lr}"), most=4, name="x", space={}, metric="")
+    after = with_look(seen, found, found.choices[0], "max")
+    assert (after.command, after.most) == (("a", "${lr}"), 8)
+
+
 def test_reports_are_recognised_among_other_lines(tmp_path: Path) -> None:
     source = """
     import rubberband

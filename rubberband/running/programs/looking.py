@@ -40,6 +40,8 @@ _GRACE_S = 0.2
 _LOOK_ON_S = 1.0
 """Least time for which a line of another kind is waited for: a test after many batches."""
 _LONG_S = 3.0
+_EPOCHS_OF_BATCHES = 3
+"""Epochs after which no line of a whole epoch is expected any more."""
 _UNKNOWN_S = 15.0
 """Time for which a metric with a known name is waited for."""
 _LAST_LINES = 60
@@ -259,7 +261,9 @@ class _Run:
         second_at = best.seen[1].at
         period_s = max(best.seen[-1].at - best.seen[-2].at, second_at - first_at)
         if best.is_batch:
-            return False
+            return len({each.epoch for each in best.seen if each.epoch is not None}) > _EPOCHS_OF_BATCHES
+        if best.is_in_parts and best.phase == "held-out":  # a whole test is two epochs away
+            return now - second_at > min(self._wait_s, max(_LONG_S, 2.0 * (second_at - self._began)))
         if best.knows is None:
             return now - second_at > min(self._wait_s, _UNKNOWN_S)
         if best.may_be_of_a_batch and best.phase != "held-out":
@@ -406,6 +410,8 @@ def with_look(seen: TrialFindings, found: Look, choice: Choice, mode: str) -> Tr
             f"the program printed {choice.name} once, at its end: an iteration is a whole training, which no scheduler "
             "stops early; print it after each epoch (docs/commands.md)"
         )
+    elif has_place and kind.is_batch and kind.an_epoch is not None:
+        command, most = _without_max_t(command), kind.an_epoch * most
     elif has_place and stride > 1:
         command = _without_max_t(command)
         most = max(2, most // stride)

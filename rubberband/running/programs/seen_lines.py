@@ -7,8 +7,9 @@ of a batch, and one of held-out data before one of training.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 
@@ -24,7 +25,7 @@ _SENTENCE = re.compile(rf"{_NAME}(?P<sign>\s[^=:|,;]{{1,60}}[=:]\s*)(?P<number>{
 _KNOWN = (*MORE_IS_BETTER, *LESS_IS_BETTER, "elbo", "objective")
 """Words that name metrics, the best first."""
 _NONE = re.compile(
-    r"devices?|gpus?|cuda|cpus?|world|ranks?|seeds?|versions?|totals?|params?|parameters?|times?|lr|rates?|epochs?|ep|"
+    r"devices?|gpus?|cuda|cpus?|world|ranks?|seeds?|versions?|totals?|params?|parameters?|times?|lr\d*|rates?|epochs?|ep|"
     r"steps?|iters?|its?|iterations?|batch|batches|bs|size|sizes|sec|secs|seconds?|s|ms|mins?|minutes?|hours?|eta|"
     r"elapsed|speed|throughput|samples?|examples?|images?|tokens?|mem|memory|grad|norm|gnorm|wd|decay|momentum|num|n|"
     r"workers?|ports?|pid|line|code|runtime|progress|temperature|temp|epsilon|eps|episodes?|rounds?|len|length|fps|"
@@ -35,6 +36,17 @@ _NONE = re.compile(
 )
 _BESIDE = frozenset(("best", "last", "min", "max", "aux", "kl", "running", "ema", "smoothed"))
 """Words of a metric that is derived from another, or is a part of it."""
+_IMPROVED = re.compile(
+    r"\bso far\b|\bnew (best|top|record|high)|\bis (the |a )?(new )?best\b|\bimproved\b|\b(de|in)creased\b",
+    re.IGNORECASE,
+)
+"""Words of a line that a program prints only when a metric has become better."""
+_BAR = re.compile(r"([^|%]*):\s*\d+%\|")
+_ALL = "all"
+"""First cell of the row of all classes, below `Class`."""
+_PART = re.compile(r"(\d+)\s*/\s*(\d+)")
+_AVERAGE = re.compile(rf"\s*\(\s*({_NUMBER})\s*\)")
+"""The running average behind the number of a batch, as meters print it: `Loss: 0.51 (0.62)`."""
 _MEAN = frozenset(("average", "avg", "mean", "total"))
 _HELD_OUT = frozenset(
     ("val", "valid", "validation", "eval", "evaluation", "evaluate", "dev", "test", "testing", "holdout", "heldout")
@@ -59,6 +71,8 @@ class Occurrence:
     value: float
     epoch: float | None
     step: float | None
+    is_last_part: bool = False
+    """Whether its line is the last part of several, as `[40/40]` says."""
 
 
 @dataclass(slots=True)
@@ -84,6 +98,10 @@ class Kind:
     seen: list[Occurrence] = field(default_factory=list)
     is_batch: bool = False
     """Whether its lines come several times an epoch."""
+    is_average: bool = False
+    """Whether it is the running average behind the number of a batch."""
+    is_whole: bool = False
+    """Whether it has the last ones alone of lines such as `[40/40]`."""
     is_between: bool = False
     """Whether it was printed between two epochs, which other lines name."""
 
@@ -101,6 +119,22 @@ class Kind:
     def may_be_of_a_batch(self) -> bool:
         """Whether a line of a whole epoch may still come."""
         return self.is_batch or (self.has_steps and self.seen[-1].epoch is None)
+
+    @property
+    def is_of_best(self) -> bool:
+        """Whether its line comes only when the metric has become better."""
+        return _IMPROVED.search(self.text) is not None
+
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether its lines are parts such as `[0/40]`, of which no last one has come twice."""
+        return self.has_steps and not self.is_batch and _part_of(self.before) is not None
+
+    @property
+    def an_epoch(self) -> int | None:
+        """The number of its lines an epoch; None where it is not known."""
+        counts = Counter(each.epoch for each in self.seen if each.epoch is not None)
+        return max(counts.values()) if len(counts) > 1 else None
 
     @property
     def stride(self) -> int:
@@ -125,7 +159,7 @@ class Kind:
         """Return the epoch of its latest number before a line; that of the latest of all if there is none."""
         return next((each.epoch for each in reversed(self.seen) if each.line < line), self.seen[-1].epoch)
 
-    def rank(self) -> tuple[bool, bool, bool, int, bool, bool, int, int, int]:
+    def rank(self) -> tuple[bool, bool, bool, bool, int, bool, bool, int, int, int]:
         """Return the key by which the best metric is the first."""
         known, words = self.knows, words_of_name(self.full_name)
         own = [word for word in words if word not in _HELD_OUT and word not in _TRAINING]
@@ -133,6 +167,7 @@ class Kind:
             not self.repeats,
             self.is_batch,
             known is None,
+            self.is_of_best,
             {"held-out": 0, "": 1, "train": 2}[self.phase],
             not _BESIDE.isdisjoint(words),
             not is_maximised(self.full_name),
@@ -165,6 +200,8 @@ class SeenLines:
         self.lines: list[str] = []
         self._kinds: dict[tuple[str, str], Kind] = {}
         self._header: list[str] = []
+        self._of_classes: list[str] = []
+        """The header that begins with `Class`."""
         self.epochs: int | None = None
         """Number of epochs, where a line has `Epoch 1/5`."""
 
@@ -180,18 +217,23 @@ class SeenLines:
         if (total := _EPOCH_OF.search(text)) is not None and int(total[2]) >= int(total[1]):
             self.epochs = int(total[2])
         bare = text.replace("'", "").replace('"', "")
-        epoch, step = _EPOCH.search(bare), _COUNT.search(bare)
+        epoch, step = _EPOCH.search(bare) or _EPOCH.search(line), _COUNT.search(bare)  # that of a bar, too
+        if (bar := _BAR.match(line)) is not None:  # Ultralytics has the header of its table in a bar
+            self._row(bar[1])
         for kind, key, value in self._readings(text):
             found = self._kinds.setdefault(key, kind)
             if found.seen and found.seen[-1].line == number:
                 continue
             found.text, found.before, found.label = line, kind.before, kind.label
-            counts = (float(each[1]) if each else None for each in (epoch, step))
-            found.seen.append(Occurrence(number, at, value, *counts))
+            counts = [float(each[1]) if each else None for each in (epoch, step)]
+            part = _part_of(kind.before) if kind.has_steps else None
+            is_last = part is not None and part[1] == part[2]
+            found.seen.append(Occurrence(number, at, value, counts[0], counts[1], is_last))
 
     def kinds(self) -> list[Kind]:
         """Return the kinds that may be metrics, the best first."""
-        found = [kind for kind in self._kinds.values() if kind.knows is not None or _changes(kind)]
+        every = [each for kind in self._kinds.values() for each in (*_whole(kind), kind)]
+        found = [kind for kind in every if kind.knows is not None or _changes(kind)]
         known = [kind for kind in found if kind.knows is not None]
         for kind in found:
             kind.is_batch = _is_batch(kind, known)
@@ -203,7 +245,9 @@ class SeenLines:
 
     def choice_of(self, kind: Kind) -> Choice | None:
         """Return how the file says that this kind counts; None where no pattern reads it alone."""
-        if kind.full_name == kind.name and self._is_plain(kind):  # there may be a test loss yet beside a valid loss
+        if (
+            kind.full_name == kind.name and not kind.is_average and self._is_plain(kind)
+        ):  # there may be a test loss yet beside a valid loss
             return Choice(kind.name, "stdout # a line with the metric is an iteration", kind)
         name = re.sub(r"\W+", "_", kind.full_name).strip("_")
         if kind.phase_word and not _phase_of(kind.full_name):
@@ -248,6 +292,9 @@ class SeenLines:
             phase = _phase_of(full_name) or _phase_of(label) or _phase_of(before) or _phase_behind(text[match.end() :])
             kind = self._kind(name, label, full_name, phase, before, text)
             kind.is_signed = re.fullmatch(r"\s*[=:]\s*", match["sign"]) is not None
+            average = _AVERAGE.match(text, match.end()) if kind.has_steps else None
+            if average is not None and kind.knows is not None:
+                kind.is_average, value = True, float(average[1])
             kind.is_ratio = re.match(r"\s*/\s*\d", text[match.end() :]) is not None
             is_argument = re.search(r"\w\([^)]*$", before) is not None  # of a model that is printed
             if kind.knows is not None or (
@@ -261,16 +308,18 @@ class SeenLines:
         if len(cells) > 1 and all(re.fullmatch(r"[A-Za-z_][\w./@%()-]*", cell) for cell in cells):
             if any(_place_of(cell) is not None for cell in cells):
                 self._header = cells
+                self._of_classes = cells if cells[0].lower() == "class" else self._of_classes
             return None
-        is_row = len(cells) == len(self._header) > 1 and re.fullmatch(r"\d+", cells[0])
-        if not is_row or not all(re.fullmatch(rf"{_NUMBER}%?|[\d:.]+s?|-+", cell) for cell in cells):
+        header = self._of_classes if cells[:1] == [_ALL] else self._header
+        is_row = len(cells) == len(header) > 1 and re.fullmatch(rf"\d+|{_ALL}", cells[0])
+        if not is_row or not all(re.fullmatch(rf"{_NUMBER}%?|[\d:.]+s?|-+", cell) for cell in cells[1:]):
             return None
         found = []
-        for place, (name, cell) in enumerate(zip(self._header, cells, strict=True)):
+        for place, (name, cell) in enumerate(zip(header, cells, strict=True)):
             if place > 0 and re.fullmatch(_NUMBER, cell):
                 kind = self._kind(name, f"column {place}", name, _phase_of(name), "", text)
                 if kind.knows is not None:
-                    found.append((kind, (f"table of {len(cells)}", name), float(cell)))
+                    found.append((kind, (f"table of {len(cells)}", f"{header[0]} {name}"), float(cell)))
         return found
 
     def _kind(self, name: str, label: str, full_name: str, phase: str, before: str, text: str) -> Kind:
@@ -383,7 +432,20 @@ def _is_batch(kind: Kind, others: Collection[Kind]) -> bool:
         return len(set(epochs)) < len(epochs) or any(epoch % 1 for epoch in epochs)
     if not kind.has_steps:
         return False
-    return any(each is not kind and each.repeats and not each.has_steps for each in others)
+    return any(each is not kind and each.repeats and not each.has_steps and not each.is_of_best for each in others)
+
+
+def _part_of(before: str) -> re.Match[str] | None:
+    """Return the part that a line says before a metric, as in `Test: [40/40]`, but no epoch."""
+    return _PART.search(_EPOCH_OF.sub(lambda epoch: " " * len(epoch[0]), before))
+
+
+def _whole(kind: Kind) -> list[Kind]:
+    """Return the kind of the lines that are the last of several parts; none where these are not known."""
+    last = [each for each in kind.seen if each.is_last_part]
+    if not 1 < len(last) < len(kind.seen):
+        return []
+    return [replace(kind, seen=last, is_whole=True, has_steps=False)]
 
 
 # Patterns.
@@ -396,20 +458,27 @@ def _patterns(kind: Kind, name: str) -> Iterator[str]:
     if kind.label.startswith("column "):
         place = int(kind.label.split()[1])
         rest = len([cell for cell in re.split(r"[\s|,;]+", text) if cell]) - place - 1
-        yield rf"^[\s|]*\d+[\s|,;]+(?:[^\s|,;]+[\s|,;]+){{{place - 1}}}{number}(?:[\s|,;]+[^\s|,;]+){{{rest}}}[\s|]*$"
+        first = _ALL if text.split()[:1] == [_ALL] else r"\d+"
+        between = rf"[\s|,;]+(?:[^\s|,;]+[\s|,;]+){{{place - 1}}}"
+        yield rf"^[\s|]*{first}{between}{number}(?:[\s|,;]+[^\s|,;]+){{{rest}}}[\s|]*$"
         return
     label = kind.name.join(map(_generalised, kind.label.partition(kind.name)[::2]))
     if kind.name.startswith('"') or kind.name not in kind.label:
         label = _generalised(kind.label)
     begin = r"\b" if kind.label[:1].isalnum() else ""
-    first = re.match(r"[^\d]*", kind.before)
-    assert first is not None
+    if kind.is_average:
+        label += r"\S+\s*\(\s*"
+    if kind.is_whole and (part := _part_of(kind.before)) is not None:
+        yield rf"^\s*{_generalised(kind.before[: part.start()].rstrip())}\s*(\d+)\s*/\s*\1\b.*?{begin}{label}{number}"
+        return
+    start = re.match(r"[^\d]*", kind.before)
+    assert start is not None
     yield f"{begin}{label}{number}"
     if not kind.before.strip():
         yield rf"^\s*{label}{number}"
-    if re.search(r"[A-Za-z]", first[0]):
-        between = "" if first[0] == kind.before else f".*?{begin}"
-        yield rf"^\s*{_generalised(first[0])}{between}{label}{number}"
+    if re.search(r"[A-Za-z]", start[0]):
+        between = "" if start[0] == kind.before else f".*?{begin}"
+        yield rf"^\s*{_generalised(start[0])}{between}{label}{number}"
     words = re.findall(r"[A-Za-z]+", kind.before)
     for word in dict.fromkeys(reversed(words)):
         if _phase_of(word):
