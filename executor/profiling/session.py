@@ -149,9 +149,9 @@ class ProfilingSession:
         self.failed_sweeps: list[str] = []
         """Why trials stopped trying batch sizes, a line each."""
         self.is_unsaved = self.begins_again = False
+        """Whether no report so far came with a checkpoint, and whether trials train all again though they have one."""
         self._repeated = Counter[int]()
         """Iterations of the segment that each trial trains again."""
-        """Whether no report so far came with a checkpoint."""
         self._warm_slots: set[Slot] = set()
         """Slots that a trial has trained on."""
         self.instance_starts: tuple[InstanceStart, ...] = ()

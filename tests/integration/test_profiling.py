@@ -18,6 +18,7 @@ from rubberband.executor import (
     Faults,
     RayBackend,
     TrialEnd,
+    TrialReported,
     TrialStarted,
     VirtualBackend,
     open_store,
@@ -261,6 +262,25 @@ def test_repeated_training_without_a_checkpoint_is_no_start_up_but_its_imports_a
     assert not measured.profile.resumes
     assert measure(virtual(), slots_per_instance=2).remarks == ()
     assert measure(virtual(), slots_per_instance=2).profile.resumes
+
+
+class Forgetful(VirtualBackend):
+    """Programs that save files, and never load them."""
+
+    def next_events(self, wake_at: float | None) -> Sequence[Event]:
+        return [
+            replace(event, saved_iterations=None) if isinstance(event, TrialReported) else event
+            for event in super().next_events(wake_at)
+        ]
+
+
+def test_a_program_that_saves_and_does_not_load_starts_again() -> None:
+    forgetful = Forgetful("profiling", OFFER, replace(PROFILE, resumes=False), metric="loss")
+    measured = measure(forgetful, slots_per_instance=2)
+    assert not measured.profile.resumes
+    assert measured.remarks == (
+        "a trial starts from zero though it has saved files, as it does not load them; plans count that",
+    )
 
 
 def test_copies_are_no_more_than_the_trials_there_are() -> None:

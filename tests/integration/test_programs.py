@@ -167,9 +167,9 @@ def test_a_program_goes_on_from_its_files(trial: Trial, source: str, metrics: Me
     assert resumed(trial, source, metrics, first[-1]) == ([], [(3, 1 / 3), (4, 1 / 4), (5, 1 / 5)])
 
 
-@pytest.mark.by_default(1)
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize(
-    "source", [SAVES_FIRST.replace("time.sleep(0.12)", "pass"), SAVES_EVALUATES_PRINTS, PRINTS_EVALUATES_SAVES]
+    "source", [SAVES_FIRST.replace("time.sleep(0.12)", "pass"), PRINTS_EVALUATES_SAVES, SAVES_EVALUATES_PRINTS]
 )
 def test_a_program_begins_again_if_the_iteration_of_its_files_is_not_known(
     trial: Trial, source: str, capfd: pytest.CaptureFixture[str]
@@ -697,14 +697,14 @@ def test_a_program_that_resumes_from_older_files_is_started_at_their_iterations(
                 pathlib.Path(sys.argv[1], "n").write_text("1")
             rubberband.report({"loss": 1 / epoch})
     """
-    words = "${checkpoint} ${iterations} ${max_t}"
+    words = "${checkpoint} ${iterations} ${max_t} ${seed}"
     first = trial.run(source, words)
     assert (losses(first), first[-1].saved_iterations) == ([(1, 1.0), (2, 0.5)], 1)
     later = trial.run(source, words, from_iterations=2, until_iterations=3, checkpoint=first[-1].checkpoint)
     assert [item.iterations for item in later if isinstance(item, SegmentRepeated)] == [2]
     assert losses(later) == [(3, 1 / 3)]
     assert later[-1].saved_iterations == 1  # it has saved nothing since
-    assert (trial.folder / "starts").read_text() == "0 5\n1 5\n"
+    assert (trial.folder / "starts").read_text() == "0 5 11\n1 5 11\n", "the seed is the trial's"
 
 
 def test_words_are_added_where_a_program_is_started_from_a_checkpoint(trial: Trial) -> None:

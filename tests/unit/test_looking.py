@@ -204,6 +204,13 @@ def test_a_program_without_a_metric_is_refused_with_what_it_did(source: str, lin
         looked(source, tmp_path, wait_s=0.5)
 
 
+def test_an_iteration_takes_the_time_between_two_lines(tmp_path: Path) -> None:
+    found, _ = looked(
+        "import time\nfor e in range(8): time.sleep(0.05); print(f'loss={1 / (e + 1)}', flush=True)", tmp_path
+    )
+    assert 4.0 * found.iteration_s < found.seconds, "eight of them and a start"
+
+
 def test_a_program_that_fails_in_a_group_of_one_has_no_rank(tmp_path: Path) -> None:
     source = """
     import os

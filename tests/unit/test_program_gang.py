@@ -115,9 +115,9 @@ def test_a_program_whose_collective_breaks_as_rank_0_ends_in_order_has_not_faile
         gang.close()
 
 
-@pytest.mark.parametrize("launch", ["worker", "machine"])
+@pytest.mark.parametrize(("launch", "rank"), [("worker", True), ("worker", False), ("machine", True)])
 def test_the_word_of_a_gang_counts_with_any_variables_of_its_worker(
-    launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launch: Any, rank: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place(
         rank=0, size=2, local_rank=0, local_size=2, machine=0, machines=1, address="10.0.0.1", port=4711, gpus="10,0"
@@ -145,7 +145,7 @@ def test_the_word_of_a_gang_counts_with_any_variables_of_its_worker(
 
     monkeypatch.setattr(command_runner, "GuardedProcess", Started)
     gang: Any = SimpleNamespace(place=place, check=lambda: None, has_formed=lambda: True, broken="", is_over=True)
-    program = ProgramCommand(words=("true",), metrics=Metrics(source="stdout"), launch=launch)
+    program = ProgramCommand(words=("true",), metrics=Metrics(source="stdout"), launch=launch, rank=rank)
     runner = command_runner.CommandRunner(program, replace(SEGMENT, num_workers=2), str(tmp_path), gang, Environment())
     with pytest.raises(TrialFailure, match="without a report"):
         list(runner.steps(1))

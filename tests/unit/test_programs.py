@@ -190,6 +190,12 @@ def test_a_default_is_within_its_range_and_an_int_stays_one(name: str, number: f
         assert lower * 0.9999 <= number <= upper * 1.0001
 
 
+def test_a_whole_default_of_a_float_is_a_float() -> None:
+    options = 'parser.add_argument("--weight-decay", type=float, default=1)'
+    found = found_in({"train.py": ARGPARSE.format(options=options)}, "train.py")
+    assert found.space["weight_decay"][0] == "{type: loguniform, lower: 0.1, upper: 10}"
+
+
 def test_values_that_a_shell_script_gives_are_the_defaults(here: Path) -> None:
     script = 'cd "$(dirname "$0")"\nLR=${LR:-0.03}\npython train.py --lr "$LR" --out runs "$@"\n'
     found = found_in({"train.py": ARGPARSE.format(options=""), "run.sh": script}, "run.sh")

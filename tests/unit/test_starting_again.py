@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.executor import Controller, Event, Job, VirtualBackend, bill_usd, forecast
+from rubberband.planner.exact.model import run_s
 from rubberband.planner.planning import plan as planned
 from rubberband.planner.problem import JobPlan, Problem
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas
@@ -101,6 +102,15 @@ def test_an_interruption_loses_all_of_a_stage() -> None:
     ]
     assert costs[1] > 1.005 * costs[0]
     assert costs[3] > 1.005 * costs[2]
+
+
+def test_an_interruption_loses_as_much_as_of_a_trial_that_saves_at_its_end_alone() -> None:
+    spot = Spot(price_usd_per_hour=1.0, interruptions_per_hour=2.0, checkpoint_iterations=1)
+    rarely, often = (replace(OFFER, spot=replace(spot, checkpoint_iterations=every)) for every in (8, 1))
+    stage = Stage(trials=4, iterations=8)
+    saves_s = run_s(stage, 1, SAVES, rarely, "spot")
+    assert run_s(replace(stage, repeats=0), 1, BEGINS_AGAIN, often, "spot") == pytest.approx(saves_s)
+    assert run_s(stage, 1, SAVES, often, "spot") < saves_s
 
 
 @given(offers(), profiles(), stage_lists(), st.booleans())

@@ -13,7 +13,7 @@ from rubberband.executor.core import stragglers
 from rubberband.executor.core.history import HungInstance
 from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Plan, Stage, StagePlan
+from rubberband.values.plan import Plan, Stage, StagePlan, repeating
 from rubberband.values.profile import Profile
 from tests.builders.memory import MemoryJournal
 from tests.builders.virtual_runs import jct_s, run_virtual
@@ -114,6 +114,12 @@ def test_time_is_worth_money_where_the_deadline_would_be_missed_or_the_shortest_
 
 def test_a_slow_gpu_that_is_no_straggler_stays() -> None:
     assert not run(a_job(), Faults(slow={"i-003": 3.0})).history.of(Replacement)
+
+
+def test_repeats_of_a_trial_without_checkpoints_count_against_a_replacement() -> None:
+    late, unsaved = Faults(slow={"i-003": 8.0}, slow_from=500.0), a_job(profile=replace(PROFILE, resumes=False))
+    assert run(a_job(), late).history.of(Replacement)
+    assert not run(replace(unsaved, stages=repeating(unsaved.stages)), late).history.of(Replacement)
 
 
 def test_an_instance_that_slows_down_in_mid_run_is_replaced() -> None:
