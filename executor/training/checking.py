@@ -75,6 +75,7 @@ def check(
     environment |= {"CUDA_VISIBLE_DEVICES": order.device_id, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     environment[HASH_SEED] = order.entrypoint.environment.hash_seed
     environment["TORCH_COMPILE_DISABLE"] = "1"  # compiling may take longer than the check
+    environment.setdefault("WANDB_MODE", "disabled")  # nobody's account gets a run of each start
     (orders, ordering), (inbound, outbound) = os.pipe(), os.pipe()
     shown = (1, 2) if output is None else (output if isinstance(output, int) else output.fileno(),) * 2
     words = [sys.executable, "-P", "-m", "rubberband.executor.training.checking", str(orders), str(outbound)]

@@ -229,9 +229,13 @@ def test_a_metric_that_is_not_printed_is_answered_with_those_that_are(tmp_path: 
         looked("for e in range(3): print(f'loss={1 / (e + 1)}')\n", tmp_path, metric="auc")
 
 
-def test_a_program_finds_its_checkpoint_in_a_folder_of_the_look_alone(tmp_path: Path) -> None:
+def test_a_program_finds_its_checkpoint_in_a_folder_of_the_look_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
     source = """
     import os, pathlib
+    assert os.environ["WANDB_MODE"] == "disabled", "nobody's account gets a run of a look"
     folder = pathlib.Path(os.environ["RUBBERBAND_CHECKPOINT"])
     (folder / "model.pt").write_text("x")
     print(f"loss={len(str(folder))}")

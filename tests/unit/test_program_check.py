@@ -339,8 +339,11 @@ def test_a_time_that_is_over_shows_what_was_waited_for(
     assert found.line.endswith("; correct it, or allow more with --limit 4m30s")
 
 
-def test_a_run_announces_what_its_check_remarks(here: Path) -> None:
-    Path("train.py").write_text(FORGETS + TRAINS.format(save=SAVES).replace("1 / epoch", "float(sys.argv[2]) / epoch"))
+def test_a_run_announces_what_its_check_remarks(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    no_runs = "import os\nassert os.environ['WANDB_MODE'] == 'disabled', 'a check makes no run of W&B'\n"
+    trains = TRAINS.format(save=SAVES).replace("1 / epoch", "float(sys.argv[2]) / epoch")
+    Path("train.py").write_text(no_runs + FORGETS + trains)
     given, announced = experiment({"command": "python train.py ${checkpoint} ${lr}"}, 1), list[str]()
     check_first(given, named_entrypoint(given, [here]), here / "home", None, announced.append)
     assert announced[0].startswith("checked python train.py")

@@ -126,6 +126,7 @@ def test_the_word_of_a_gang_counts_with_any_variables_of_its_worker(
     own |= {"CUDA_VISIBLE_DEVICES": "10,0", "PYTHONUNBUFFERED": "1"}
     for name in (*own, reporting.LINE, reporting.CHECKPOINT, reporting.CONFIG, "PL_TRAINER_STRATEGY"):
         monkeypatch.setenv(name, "the worker's")
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
     started: list[dict[str, str]] = []
 
     class Started:
@@ -153,3 +154,4 @@ def test_the_word_of_a_gang_counts_with_any_variables_of_its_worker(
     assert {name: started[0][name] for name in own} == own
     assert "the worker's" not in {started[0][name] for name in (reporting.LINE, reporting.CHECKPOINT, reporting.CONFIG)}
     assert started[0]["PL_TRAINER_STRATEGY"] == "the worker's", "a default only"
+    assert started[0]["ACCELERATE_USE_CPU"] == "true", "else each worker trains alone where there is no GPU"
