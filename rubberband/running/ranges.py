@@ -97,9 +97,7 @@ def _around(default: float, spread: str) -> str:
     if isinstance(default, int):
         return _CHOICE.format(sorted({max(1, default // 2), default, 2 * default}))
     if spread in ("below_one", "to_one") and default < 1.0:
-        if default > 0.9 or (
-            spread == "below_one" and default > 0.5
-        ):  # beta2 of 0.999 is searched as far below 1 as above
+        if default > (0.5 if spread == "below_one" else 0.9):  # beta2 of 0.999: as far below 1 as above
             return _UNIFORM.format(f"{1 - min(0.5, 5 * (1 - default)):.6g}", f"{1 - (1 - default) / 5:.6g}")
         if spread == "below_one":
             return _UNIFORM.format("0.0", f"{min(0.9, max(0.5, 2 * default)):g}")

@@ -30,10 +30,10 @@ def trial_in(source: str) -> str | None:
     with suppress(SyntaxError, ValueError):
         for node in ast.parse(source).body:
             match node:
-                case ast.ClassDef(name=name, bases=bases) if any(_name_of(base).endswith("Trial") for base in bases):
+                case ast.ClassDef(name=name, bases=bases) if any(last_name(base).endswith("Trial") for base in bases):
                     return name
                 case ast.FunctionDef(name=name, args=ast.arguments(args=[_])) if any(
-                    isinstance(part, ast.Call) and _name_of(part.func) == "report" for part in ast.walk(node)
+                    called(part) == "report" for part in ast.walk(node)
                 ):
                     return name
     return None
@@ -43,19 +43,19 @@ def calls_report(sources: Sequence[str]) -> bool:
     """Return whether a program calls rubberband.report."""
     for text in (text for text in sources if re.search(r"^\s*(from|import)\b.*\brubberband\b", text, re.MULTILINE)):
         with suppress(SyntaxError, ValueError):
-            calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
-            if any(_name_of(call.func) == "report" for call in calls):
+            if any(called(node) == "report" for node in ast.walk(ast.parse(text))):
                 return True
     return False
 
 
-def _name_of(node: ast.AST) -> str:
+def last_name(node: Any) -> str:
+    """Return the last name of a function or a value: `report` of `rubberband.report`; empty: it has none."""
     return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
 def called(node: ast.AST | None) -> str:
     """Return the name of the function or class that an expression calls; empty for one that is no call."""
-    return _name_of(node.func) if isinstance(node, ast.Call) else ""
+    return last_name(node.func) if isinstance(node, ast.Call) else ""
 
 
 def arguments(call: ast.AST | None, names: Sequence[str] = ()) -> dict[str, ast.expr]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.running.programs.parsers import ProgramOption
+from rubberband.running.programs.source import last_name
 from rubberband.running.ranges import REQUIRED, rank_of
 
 _EXEC = re.compile(r"exec\(\s*open\(\s*(['\"])(.+?)\1")
@@ -72,12 +73,12 @@ def _arguments(tree: ast.Module) -> list[ProgramOption]:
                 name = node.targets[0].id.lower()
                 found[index] = ProgramOption(name=name, type=kind, default=default, required=True)
     read = [index for node in ast.walk(tree) if (index := _index(node)) is not None]
-    slices = [node for node in ast.walk(tree) if _is_argv(node)]
+    slices = [node for node in ast.walk(tree) if last_name(node) == "argv"]
     is_known = sorted(found) == list(range(1, len(found) + 1)) and set(read) == set(found)
     return [found[index] for index in sorted(found)] if is_known and len(slices) <= 2 * len(read) else []
 
 
-def _converted(node: ast.expr) -> tuple[str, ast.expr]:
+def _converted(node: ast.AST) -> tuple[str, ast.AST]:
     """Return the type that a value is converted to, and the value."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _TYPES and node.args:
         inner = _converted(node.args[0])[1]
@@ -85,15 +86,11 @@ def _converted(node: ast.expr) -> tuple[str, ast.expr]:
     return "str", node
 
 
-def _is_argv(node: ast.AST) -> bool:
-    return getattr(node, "attr", getattr(node, "id", "")) == "argv"
-
-
 def _index(node: ast.AST) -> int | None:
     """Return the number in `sys.argv[1]`; None for the program's name and all else."""
     match node:
-        case ast.Subscript(value=owner, slice=ast.Constant(value=int() as index)) if _is_argv(owner) and index > 0:
-            return index
+        case ast.Subscript(value=owner, slice=ast.Constant(value=int() as index)) if index > 0:
+            return index if last_name(owner) == "argv" else None
     return None
 
 
@@ -103,39 +100,33 @@ def _variables(sources: Sequence[str]) -> list[ProgramOption]:
     for source in sources:
         with suppress(SyntaxError, ValueError):
             for node in ast.walk(ast.parse(source)):
-                if not isinstance(node, ast.expr):
-                    continue
                 kind, inner = _converted(node)
                 read = _variable(inner)
-                if read is None or (read[0] in found and kind == "str"):
-                    continue
-                name, default = read
-                with suppress(ValueError, TypeError):
-                    is_needed = default is REQUIRED and rank_of(name) is not None
-                    convert = {"int": int, "float": float}.get(kind, str)
-                    found[name] = ProgramOption(
-                        name=name.lower(),
-                        flags=(name,),
-                        form="env",
-                        level=-1,
-                        type=kind,
-                        default=None if default in (REQUIRED, None) else convert(default),
-                        required=is_needed,
-                    )
+                if read is not None and (kind != "str" or read[0] not in found):
+                    with suppress(ValueError, TypeError):
+                        found[read[0]] = _of_variable(kind, *read)
     return list(found.values())
+
+
+def _of_variable(kind: str, name: str, default: Any) -> ProgramOption:
+    return ProgramOption(
+        name=name.lower(),
+        flags=(name,),
+        form="env",
+        level=-1,
+        type=kind,
+        default=None if default in (REQUIRED, None) else {"int": int, "float": float}.get(kind, str)(default),
+        required=default is REQUIRED and rank_of(name) is not None,
+    )
 
 
 def _variable(node: ast.AST) -> tuple[str, Any] | None:
     """Return the name and the default of `os.environ["LR"]`, `os.environ.get("LR", "0.1")` and `os.getenv`."""
     match node:
-        case ast.Subscript(value=owner, slice=ast.Constant(value=str() as name)) if _is_environ(owner):
+        case ast.Subscript(value=owner, slice=ast.Constant(value=str() as name)) if last_name(owner) == "environ":
             return name, REQUIRED
-        case ast.Call(func=function, args=[ast.Constant(value=str() as name), *rest]) if getattr(
-            function, "attr", getattr(function, "id", "")
-        ) == "getenv" or (getattr(function, "attr", "") == "get" and _is_environ(getattr(function, "value", None))):
-            return name, rest[0].value if rest and isinstance(rest[0], ast.Constant) else None
+        case ast.Call(func=function, args=[ast.Constant(value=str() as name), *rest]):
+            gets = last_name(function) == "get" and last_name(getattr(function, "value", None)) == "environ"
+            if gets or last_name(function) == "getenv":
+                return name, rest[0].value if rest and isinstance(rest[0], ast.Constant) else None
     return None
-
-
-def _is_environ(node: Any) -> bool:
-    return getattr(node, "attr", getattr(node, "id", "")) == "environ"
