@@ -90,11 +90,8 @@ class Kind:
     """Text before the label in the latest line."""
     text: str
     """The latest line."""
-    is_signed: bool
-    is_ratio: bool
+    is_ratio: bool = False
     """Whether it is the first number of `9833/10000`."""
-    has_steps: bool
-    order: int
     seen: list[Occurrence] = field(default_factory=list)
     is_batch: bool = False
     """Whether its lines come several times an epoch."""
@@ -109,6 +106,11 @@ class Kind:
     def knows(self) -> int | None:
         """The place of its name among those of metrics; None: it is not known."""
         return _place_of(self.full_name)
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether its line counts something below an epoch."""
+        return not self.is_whole and _STEP.search(_EPOCH_OF.sub("", self.before)) is not None
 
     @property
     def repeats(self) -> bool:
@@ -159,7 +161,7 @@ class Kind:
         """Return the epoch of its latest number before a line; that of the latest of all if there is none."""
         return next((each.epoch for each in reversed(self.seen) if each.line < line), self.seen[-1].epoch)
 
-    def rank(self) -> tuple[bool, bool, bool, bool, int, bool, bool, int, int, int]:
+    def rank(self) -> tuple[bool, bool, bool, bool, int, bool, bool, int, int]:
         """Return the key by which the best metric is the first."""
         known, words = self.knows, words_of_name(self.full_name)
         own = [word for word in words if word not in _HELD_OUT and word not in _TRAINING]
@@ -173,7 +175,6 @@ class Kind:
             not is_maximised(self.full_name),
             len(own),
             len(_KNOWN) if known is None else known,
-            self.order,
         )
 
 
@@ -188,8 +189,10 @@ class Choice:
 
     @property
     def line(self) -> str:
-        """The line from which it was read, cut to a width."""
+        """The line from which it was read, cut to a width around the metric."""
         text = " ".join(plain_text(self.kind.text).split())
+        begin = text.find(" ".join(self.kind.label.split())) - _WIDTH // 2
+        text = f"…{text[begin:]}" if begin > 0 else text
         return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"
 
 
@@ -271,7 +274,7 @@ class SeenLines:
                 place = re.search(rf"[\"']{re.escape(name)}[\"']\s*:\s*", text)
                 before, label = (text[: place.start()], place[0]) if place else ("", name)
                 own = _phase_of(name) or phase
-                yield self._kind(name, label, name, own, before, text), (f"{{{own}", name), value
+                yield Kind(name, label, name, own, before, text), (f"{{{own}", name), value
             return
         if (row := self._row(text)) is not None:
             yield from row
@@ -290,16 +293,14 @@ class SeenLines:
                     full_name = name if word in _MEAN else f"{word}_{name.lower()}"
             label = text[len(before) : match.start("number")]
             phase = _phase_of(full_name) or _phase_of(label) or _phase_of(before) or _phase_behind(text[match.end() :])
-            kind = self._kind(name, label, full_name, phase, before, text)
-            kind.is_signed = re.fullmatch(r"\s*[=:]\s*", match["sign"]) is not None
+            kind = Kind(name, label, full_name, phase, before, text)
             average = _AVERAGE.match(text, match.end()) if kind.has_steps else None
             if average is not None and kind.knows is not None:
                 kind.is_average, value = True, float(average[1])
             kind.is_ratio = re.match(r"\s*/\s*\d", text[match.end() :]) is not None
+            is_signed = re.fullmatch(r"\s*[=:]\s*", match["sign"]) is not None
             is_argument = re.search(r"\w\([^)]*$", before) is not None  # of a model that is printed
-            if kind.knows is not None or (
-                kind.is_signed and not is_argument and not _says_no(full_name, match["number"])
-            ):
+            if kind.knows is not None or (is_signed and not is_argument and not _says_no(full_name, match["number"])):
                 yield kind, (_skeleton(before), _skeleton(label)), value
 
     def _row(self, text: str) -> list[tuple[Kind, tuple[str, str], float]] | None:
@@ -317,24 +318,10 @@ class SeenLines:
         found = []
         for place, (name, cell) in enumerate(zip(header, cells, strict=True)):
             if place > 0 and re.fullmatch(_NUMBER, cell):
-                kind = self._kind(name, f"column {place}", name, _phase_of(name), "", text)
+                kind = Kind(name, f"column {place}", name, _phase_of(name), "", text)
                 if kind.knows is not None:
                     found.append((kind, (f"table of {len(cells)}", f"{header[0]} {name}"), float(cell)))
         return found
-
-    def _kind(self, name: str, label: str, full_name: str, phase: str, before: str, text: str) -> Kind:
-        return Kind(
-            name=name,
-            label=label,
-            full_name=full_name,
-            phase=phase,
-            before=before,
-            text=text,
-            is_signed=True,
-            is_ratio=False,
-            has_steps=_STEP.search(_EPOCH_OF.sub("", before)) is not None,
-            order=len(self._kinds),
-        )
 
     def _is_plain(self, kind: Kind) -> bool:
         """Whether every line that has its name is its own, as the runner of a program reads lines."""
@@ -445,7 +432,7 @@ def _whole(kind: Kind) -> list[Kind]:
     last = [each for each in kind.seen if each.is_last_part]
     if not 1 < len(last) < len(kind.seen):
         return []
-    return [replace(kind, seen=last, is_whole=True, has_steps=False)]
+    return [replace(kind, seen=last, is_whole=True)]
 
 
 # Patterns.
