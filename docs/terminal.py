@@ -1,6 +1,6 @@
 """Draws a command on a terminal: runs `rubberband` with the words behind the keys, which are typed at its question.
 
-python docs/terminal.py FOLDER '1\n' init train.py > docs/examples/init.svg
+python docs/terminal.py FOLDER $'1\n' init train.py > docs/examples/init.svg
 """
 
 from __future__ import annotations

@@ -90,6 +90,8 @@ class TrialCheck:
     """Whether a second start goes on from the checkpoint; None: it is not known."""
     restart: str = ""
     """One line on what a second start did, such as `resumes exactly`; empty: there was none."""
+    unsaved: str = ""
+    """Why it has no checkpoint: the rest of a sentence about it; empty: it has one, or needs none."""
     is_once: bool = False
     """Whether the program reports once, at its end, so that an iteration is a whole training."""
     waits: str = ""

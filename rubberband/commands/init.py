@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -44,17 +45,15 @@ class _Init(typer.core.TyperCommand):
             for name in each.opts + each.secondary_opts
         }
         own, words, rest = list[str](), list[str](), list(args)
-        while rest:
-            word = rest.pop(0)
+        while rest and (word := rest.pop(0)) != "--":
             name, _, value = word.partition("=")
-            if word == "--":
-                words += rest
-                break
             if name in takes and name.startswith("-"):
-                own += [word, *rest[:1]] if takes[name] and not value else [word]
-                del rest[: takes[name] and not value]
+                behind = int(takes[name] and not value)  # its value is the next word
+                own += [word, *rest[:behind]]
+                del rest[:behind]
             else:
                 (words if words or not word.startswith("-") else own).append(word)
+        words += rest
         return super().parse_args(ctx, [*own, *(["--", *words] if words else [])])
 
 
@@ -66,7 +65,7 @@ def _init(
     words: Annotated[
         list[str] | None,
         argument(
-            "[PROGRAM [WORDS]...]",
+            "PROGRAM [WORDS]",
             "A script such as train.py, or a command, with its words; module:Class or module:function; without it, a "
             "small trial is written too.",
         ),
@@ -103,6 +102,7 @@ def _init(
     Without PROGRAM, a small trial to start from is written as well. Nothing is overwritten. Exit code 1: something that
     a search needs was not found, and nothing was written.
     """
+    from rubberband.running.first_file import text_of
     from rubberband.units import parse_duration
 
     trial = _trial_of(words or [])
@@ -122,7 +122,7 @@ def _init(
         path = file or Path(_named_after(seen))
         _require_new(path)
         found, report = _found(seen, path, metric, mode, wait_s=parse_duration(wait), asks=not yes, check=check)
-        _write(path, text_of_findings(found, path))
+        _write(path, text_of(found, path))
     except BaseException:  # Ctrl-C too: a second try would not overwrite it
         if made is not None:
             made.unlink()
@@ -144,7 +144,8 @@ def _trial_of(words: Sequence[str]) -> str | None:
     if len(rest) < 2 and name.endswith((".yaml", ".yml", ".json")) and not Path(name).exists():
         program = f"{shlex.quote(first)} " if rest else ""
         raise InputError(f"there is no {name}; the file to write is named by --file: init {program}--file {name}")
-    if any(programs.is_program(text) for programs in parts("programs")) and not _is_trial(first, rest):
+    is_trial = rest and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", first)
+    if not is_trial and any(programs.is_program(text) for programs in parts("programs")):
         return text
     if rest:
         raise InputError(f"{first} is no program, and takes no words such as {rest[0]}; leave them out")
@@ -152,11 +153,6 @@ def _trial_of(words: Sequence[str]) -> str | None:
         trial = f"module:Class, such as {first}:MyTrial" if Path(f"{first}.py").exists() else "module:Class"
         raise InputError(f"{first} is neither a trial ({trial}) nor a program (a script, or a command with its words)")
     return first
-
-
-def _is_trial(first: str, rest: Sequence[str]) -> bool:
-    """Whether words begin with a trial in Python, and not with a program."""
-    return bool(rest) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", first) is not None
 
 
 def _named_after(seen: TrialFindings) -> str:
@@ -265,11 +261,9 @@ def looked_at(
     _require_parameters(seen)
     if not seen.start:
         return seen
-    programs, line = part("programs"), line_of(seen.start)
-    with Folded(f"looking at {line}") as folded:
-        found = programs.look(
-            seen, path.absolute().parent, wait_s=wait_s, show=folded.add, metric=metric or seen.metric or None
-        )
+    programs, line, folder = part("programs"), line_of(seen.start), path.absolute().parent
+    with programs.tidied(folder, _note), Folded(f"looking at {line}") as folded:
+        found = programs.look(seen, folder, wait_s=wait_s, show=folded.add, metric=metric or seen.metric or None)
     print(f"looked at {line}: {found.lines} lines in {found.seconds:.1f} s", file=sys.stderr)
     choice, better = _chosen(found.choices, mode or seen.mode, asks=asks and metric is None)
     looked: TrialFindings = programs.with_look(seen, found, choice, better)
@@ -331,64 +325,47 @@ def _found(
     check: bool,
 ) -> tuple[TrialFindings, CheckReport | None]:
     """Look at a run of a program, and try one iteration of it, or of a trial."""
-    from rubberband.features import part
-
-    if not seen.start:
+    if seen.start:
+        seen = looked_at(seen, path, metric, mode, wait_s=wait_s, asks=asks)
+        if check and (seen.iteration_s or 0.0) > _LONG_S:
+            _note(f"no iteration was tried, as one takes {seen.iteration_s:.0f} s")
+            check = False
+    else:
         _require_parameters(seen)
         seen = replace(seen, metric=metric or seen.metric, mode=mode or seen.mode)
-        return _tried(seen, path, metric) if check else (seen, None)
-    programs, folder = part("programs"), path.absolute().parent
-    before, report = programs.files_of_models(folder), None
-    try:
-        seen = looked_at(seen, path, metric, mode, wait_s=wait_s, asks=asks)
-        _clear_away(folder, before)
-        if check and (seen.iteration_s or 0.0) <= _LONG_S:
-            seen, report = _tried(seen, path, seen.metric)
-        elif check:
-            print(f"note: no iteration was tried, as one takes {seen.iteration_s:.0f} s", file=sys.stderr)
-    finally:
-        _clear_away(folder, before)
-    return seen, report
+    return _tried(seen, path, renames=metric is None and not seen.start) if check else (seen, None)
 
 
-def _clear_away(folder: Path, before: Any) -> None:
-    """Move what a look or a check has saved into the program's folder out of it, and say so."""
-    from rubberband.features import part
+def _tried(seen: TrialFindings, path: Path, *, renames: bool) -> tuple[TrialFindings, CheckReport]:
+    """Try an iteration, for its seconds and its checkpoint. Problems are kept.
 
-    if remark := part("programs").clear_away(folder, before):
-        print(f"note: {remark}", file=sys.stderr)
-
-
-def _tried(seen: TrialFindings, path: Path, asked: str | None) -> tuple[TrialFindings, CheckReport]:
-    """Try an iteration, for its seconds, and for the metric of a trial if it has another name. Problems are kept."""
+    `renames`: whether the metric is that of the trial where its source seemed to have another name.
+    """
     from rubberband.running.first_file import is_maximised
 
     report = _report(seen, path)
     first = report.problems[0].line if report.problems else ""
     missing = re.search(r"the metric .* is missing; the trial reported (.*?)(;| and \d)", first)
-    if missing is not None and asked is None and (names := re.findall(r"'([^']+)'", missing.group(1))):
-        better = [name for name in names if is_maximised(name)]
-        seen = replace(seen, metric=(better or names)[0])
+    if missing is not None and renames and (names := re.findall(r"'([^']+)'", missing.group(1))):
+        seen = replace(seen, metric=next(filter(is_maximised, names), names[0]))
         report = _report(seen, path)
+    trial = report.trial
     found = replace(
         seen,
         problems=tuple(problem.line for problem in report.problems),
-        resumes=report.trial.resumes,
-        restart=report.trial.restart,
-        is_once=seen.is_once or report.trial.is_once,
+        resumes=trial.resumes,
+        restart=trial.restart,
+        is_once=seen.is_once or trial.is_once,
     )
-    if not report.trial.metrics:
-        return found, report
-    return (
-        replace(
+    if trial.metrics:
+        found = replace(
             found,
-            iteration_s=report.trial.seconds.get("iteration"),
-            startup_s=_startup_s(report.trial),
-            first_extra_s=report.trial.first_extra_s,
-            cold_extra_s=report.trial.cold_extra_s,
-        ),
-        report,
-    )
+            iteration_s=trial.seconds.get("iteration"),
+            startup_s=_startup_s(trial),
+            first_extra_s=trial.first_extra_s,
+            cold_extra_s=trial.cold_extra_s,
+        )
+    return found, report
 
 
 def _startup_s(found: TrialCheck) -> float:
@@ -400,32 +377,36 @@ def _startup_s(found: TrialCheck) -> float:
 
 
 def _report(seen: TrialFindings, path: Path) -> CheckReport:
+    from rubberband.features import part
     from rubberband.running.check import check_experiment
+    from rubberband.running.first_file import text_of
     from rubberband.spec.loading import parse_experiment
 
-    experiment = parse_experiment(text_of_findings(seen, path), source=str(path))
-    with Folded("trying one iteration") as folded, folded.pipe() as output:
+    experiment, folder = parse_experiment(text_of(seen, path), source=str(path)), path.absolute().parent
+    tidied = part("programs").tidied(folder, _note) if seen.start else nullcontext()
+    with tidied, Folded("trying one iteration") as folded, folded.pipe() as output:
         report = check_experiment(
-            experiment, search_path=(path.absolute().parent, Path.cwd()), limit_s=CHECK_S, output=output, quick=True
+            experiment, search_path=(folder, Path.cwd()), limit_s=CHECK_S, output=output, quick=True
         )
     if report.problems:
         folded.show_last(_LAST_LINES)
     return report
 
 
-def text_of_findings(seen: TrialFindings, path: Path) -> str:
-    """Return the experiment file at `path`."""
-    from rubberband.running.first_file import text_of
-
-    return text_of(seen, path)
-
-
 # The answer.
 
 
+def _note(remark: str) -> None:
+    print(f"note: {remark}", file=sys.stderr)
+
+
 def _conclude(found: TrialFindings, report: CheckReport | None, path: Path) -> None:
+    from rubberband.running.first_file import NO_FOLDER
+
+    said = () if report is None or not report.trial.unsaved else (NO_FOLDER, report.trial.unsaved)  # by the answer
     for remark in dict.fromkeys((*found.remarks, *(report.remarks if report is not None else ()))):
-        print(f"note: {remark}", file=sys.stderr)
+        if not remark.endswith(said):
+            _note(remark)
     for problem in found.problems:
         print(f"problem: {problem}", file=sys.stderr)
     sys.stderr.flush()
@@ -449,33 +430,34 @@ def _answer(found: TrialFindings, report: CheckReport | None, path: Path) -> Col
         ("metric", f"{found.metric} ({mode}){read}"),
         ("parameters", f"{', '.join(found.space)}{more}"),
         ("checkpoint", _checkpoint(found, trial)),
-        ("resume", found.restart or _resume(trial)),
+        ("resume", _resume(found, trial)),
         ("time", measured),
         ("next", f"adapt the ranges in {path}, then: rubberband {command} {shlex.quote(str(path))}"),
     )
 
 
 def _checkpoint(found: TrialFindings, trial: TrialCheck | None) -> str:
+    from rubberband.values.command import script_of
+
     if trial is not None and trial.checkpoint_bytes is not None:
         return f"{trial.checkpoint_bytes / 1e6:.3g} MB"
     if found.is_once:
         return "none is needed: the metric comes once, at the end"
-    if found.saves:
-        return "saved below ${checkpoint}"
-    if not found.start:
-        return "not tried"
-    from rubberband.values.command import script_of
+    why = trial.unsaved if trial is not None else ""
+    if trial is not None and why and not why.startswith("saved nothing"):
+        return f"none: the {trial.kind} {why}"
+    if found.saves or not found.start:
+        return "saved below ${checkpoint}" if found.saves else "not tried"
+    script = script_of(found.command)
+    patch = f"; lines for it: rubberband init --patch {script}" if script else ""
+    return f"none: the program saved nothing in ${{checkpoint}}{patch}"
 
-    again = "none is saved below ${checkpoint}: a trial begins again at each stage"
-    script = script_of(found.command) or ""
-    return f"{again}; lines for it: rubberband init --patch {script}" if script.endswith(".py") else again
 
-
-def _resume(trial: TrialCheck | None) -> str:
-    if trial is None:
-        return "not tried"
-    if trial.resumes is not None:
-        return "goes on from its checkpoint" if trial.resumes else "begins again at each stage"
+def _resume(found: TrialFindings, trial: TrialCheck | None) -> str:
+    if found.restart or trial is None:
+        return found.restart or "not tried"
+    if found.is_once:
+        return "none is needed: a trial is one start"
     return "was restored from its checkpoint" if "restore" in trial.seconds else "was not started a second time"
 
 

@@ -76,6 +76,11 @@ class TrialFindings:
     problems: tuple[str, ...] = ()
 
 
+NO_FOLDER = (
+    "the program has no folder for its checkpoints, so each start trains from zero: let it save to "
+    'os.environ["RUBBERBAND_CHECKPOINT"], and load from there when it starts'
+)
+"""Remark on a program that is given no folder of its trial."""
 MORE_IS_BETTER = (
     r"acc\d*|accuracy\d*|top\d",
     r"f1|auc|auroc|auprc|map\d*|miou|iou|dice|bleu\d?|rouge\w*|meteor|rewards?|returns?|r2|mcc|kappa|ndcg|mrr|hits?",

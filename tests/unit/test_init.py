@@ -125,7 +125,7 @@ def test_an_experiment_is_named_by_its_trial_module_or_folder(here: Path) -> Non
 
 
 def test_an_interrupted_start_leaves_no_trial_behind(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("rubberband.commands.init._tried", interrupt)
@@ -210,7 +210,7 @@ def test_options_become_parameters_and_places_without_training(here: Path) -> No
     assert "    lr: {type: loguniform, lower: 0.001, upper: 0.1} # the default is 0.01\n" in text
     switch = "the default is False; add --nesterov ${nesterov} to the command, and booleans: {style: flag}"
     assert f"    # nesterov: {{type: choice, values: [true, false]}} # {switch}\n" in text
-    assert "    # amp: {type: choice, values: ['--amp', '--no-amp']} # the program's default is True; add ${am" in text
+    assert "    # amp: {type: choice, values: ['--amp', '--no-amp']} # the default is True; add ${am" in text
     assert "# Note: --big has type=bool, which reads every text as true" in text
     assert "--no-cuda" not in text
     rubberband("init", "train.py", "--no-check", "--yes")
@@ -287,17 +287,6 @@ def test_a_script_with_the_parser_of_transformers_has_the_epochs_of_its_trainer(
     assert ("--output_dir out is ${checkpoint} now" in text) == bool(out)
 
 
-def test_a_required_option_is_asked_for() -> None:
-    source = (
-        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', required=True)\n"
-        "p.add_argument('--lr', type=float, default=0.1)\np.parse_args()\n"
-    )
-    with pytest.raises(InputError, match=r"python train.py needs --data; give what it needs: rubberband init 'python"):
-        found_in(source)
-    words = ("python", "train.py", "--data", "d", "--lr", "${lr}")
-    assert found_in(source, "python train.py --data d").words == words
-
-
 def test_the_chosen_subcommand_of_a_program_is_read() -> None:
     source = """
 import argparse
@@ -317,12 +306,6 @@ def test_a_parser_in_an_imported_module_is_found(here: Path) -> None:
         "    p.add_argument('--lr', type=float, default=0.1)\n    return p.parse_args()\n"
     )
     assert [*found_in("from options import read\nread()").space] == ["lr"]
-
-
-def test_a_launcher_is_left_out() -> None:
-    found = found_in("print('loss=1')", "torchrun --nproc-per-node 2 train.py --lr ${lr}")
-    assert found.words == ("python", "train.py", "--lr", "${lr}")
-    assert any("torchrun is not needed" in remark for remark in found.remarks)
 
 
 ARGV = """
@@ -466,18 +449,6 @@ def test_a_program_that_starts_again_is_planned_so(here: Path) -> None:
     assert profile is not None
     assert not profile.resumes
     assert "resume      starts again: every stage repeats its epochs" in done.stdout
-
-
-def test_options_that_are_left_out_of_the_space_are_left_out_of_the_command(here: Path) -> None:
-    rare = "".join(f'parser.add_argument("--rare{i}", type=float, default=1.0)\n' for i in range(9))
-    (here / "many.py").write_text(
-        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--lr', type=float, default=0.1)\n"
-        f"{rare}parser.parse_args()\n"
-    )
-    found = seen_in("many.py", Path("x.yaml"))
-    assert list(found.space) == ["lr"]
-    assert "${lr}" in found.command
-    assert not any("rare" in word for word in found.command)
 
 
 def test_a_script_of_a_shell_is_a_program(here: Path) -> None:

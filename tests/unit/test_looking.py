@@ -6,6 +6,7 @@ import re
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import yaml
 
 from rubberband.errors import RubberbandError
 from rubberband.running.first_file import TrialFindings, mode_of, text_of
-from rubberband.running.programs.looking import Look, clear_away, files_of_models, look, with_look
+from rubberband.running.programs.looking import Look, look, tidied, with_look
 from rubberband.running.programs.seen_lines import Choice, SeenLines
 from rubberband.values.metric_lines import ambiguous, metrics_in
 from tests.builders.tables import cases
@@ -224,6 +225,17 @@ def test_a_program_that_fails_in_a_group_of_one_has_no_rank(tmp_path: Path) -> N
     assert "\n  rank: false # one worker" in text_of(seen, tmp_path / "x.yaml")
 
 
+def test_a_parameter_that_is_printed_is_no_metric(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('l1_ratio=0.5')\nprint('quality=0.7')\n")
+    seen = replace(
+        findings(),
+        command=(*findings().start, "${l1_ratio}"),
+        space={"l1_ratio": ("{type: uniform, lower: 0, upper: 1}", "")},
+    )
+    found = look(seen, tmp_path, wait_s=20.0, show=lambda _: None)
+    assert [choice.name for choice in found.choices] == ["quality"]
+
+
 def test_a_metric_that_is_not_printed_is_answered_with_those_that_are(tmp_path: Path) -> None:
     with pytest.raises(RubberbandError, match=r"printed no auc, but loss; give one of these by --metric"):
         looked("for e in range(3): print(f'loss={1 / (e + 1)}')\n", tmp_path, metric="auc")
@@ -249,15 +261,17 @@ def test_files_of_models_that_a_look_left_are_moved_away_and_others_stay(tmp_pat
     for name in ("old.pt", "data/set.pt", "config.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("mine")
-    before = files_of_models(tmp_path)
-    (tmp_path / "old.pt").write_text("newer")
-    for name in ("model.pt", "runs/1/state.json", "data/cache.pkl", "notes.json", "log.txt", "out/a.ckpt"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("new")
-    remark = clear_away(tmp_path, before)
+    remarks = list[str]()
+    with tidied(tmp_path, remarks.append):
+        (tmp_path / "old.pt").write_text("newer")
+        for name in ("model.pt", "runs/1/state.json", "data/cache.pkl", "notes.json", "log.txt", "out/a.ckpt"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text("new")
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
     assert left == {"old.pt", "data", "data/set.pt", "data/cache.pkl", "config.json", "log.txt"}
-    place = re.search(r"moved to (\S+);", remark)
+    place = re.search(r"moved to (\S+);", remarks[0])
     assert place is not None
     assert (Path(place[1]) / "runs/1/state.json").read_text() == "new"
-    assert clear_away(tmp_path, before) == ""
+    with tidied(tmp_path, remarks.append):
+        (tmp_path / "log.txt").write_text("more")
+    assert len(remarks) == 1

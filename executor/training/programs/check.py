@@ -156,8 +156,8 @@ class ProgramCheck:
                 self._found.first_extra_s = self._found.cold_extra_s = start_s
             if saved == 0 and segment.max_iterations != 1:
                 is_function = self._found.kind == "function"
-                why = WITHOUT_CHECKPOINT if is_function else f"{runner.unsaved()} (docs/commands.md)"
-                self._found.remarks.append(f"the {self._found.kind} {why}")
+                self._found.unsaved = WITHOUT_CHECKPOINT if is_function else f"{runner.unsaved()} (docs/commands.md)"
+                self._found.remarks.append(f"the {self._found.kind} {self._found.unsaved}")
             runner.part()
             return seen, checkpoint, saved
         finally:

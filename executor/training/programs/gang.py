@@ -80,6 +80,21 @@ class Place:
     def address_variables(self) -> dict[str, str]:
         return {"MASTER_ADDR": self.address, "MASTER_PORT": str(self.port)}
 
+    def words(self) -> dict[str, str]:
+        """Return what stands for `${…}` in a command here, by the names of `PLACES`."""
+        return {
+            "gpus": str(self.local_size),
+            "machines": str(self.machines),
+            "machine_rank": str(self.machine),
+            "master_addr": self.address,
+            "master_port": str(self.port),
+        }
+
+    @classmethod
+    def alone(cls, gpus: str | None = None) -> Place:
+        """Return the place of a worker that is the only one."""
+        return _places([_Worker(0, "", gpus)], "127.0.0.1", _free_port())[0]
+
 
 class ProgramGang(Peers):
     """This worker's membership; `close` must be called in the end."""
@@ -94,7 +109,7 @@ class ProgramGang(Peers):
         mine = _Worker.here(segment)
         if segment.num_workers == 1:
             release_port()
-            return cls(_places([mine], "127.0.0.1", _free_port())[0], None)
+            return cls(Place.alone(mine.gpus), None)
         assert segment.rendezvous is not None
         found = urlsplit(segment.rendezvous)
         host, port = found.hostname or "", found.port or 0

@@ -390,11 +390,7 @@ class CommandRunner(Runner):
             "iterations": str(self._state_iterations),
             "max_t": str(segment.max_iterations or segment.until_iterations),
             "seed": str(segment.seed),
-            "gpus": str(place.local_size),
-            "machines": str(place.machines),
-            "machine_rank": str(place.machine),
-            "master_addr": place.address,
-            "master_port": str(place.port),
+            **place.words(),
         }
         run = f"rubberband-{segment.trial}-{segment.attempt}"
         filled = {name: command.filled(value, segment.config, places) for name, value in self._variables.items()}

@@ -7,12 +7,11 @@ import os
 import re
 import selectors
 import shutil
-import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,10 +20,11 @@ from typing import Any
 from rubberband.errors import RubberbandError
 from rubberband.executor.training.guard import NOT_STARTED
 from rubberband.executor.training.guarded_process import GuardedProcess
+from rubberband.executor.training.programs import own_files
 from rubberband.executor.training.programs.gang import Place
 from rubberband.executor.training.programs.runner import WITHOUT_GPU, WITHOUT_SANITY_CHECK, error_in
 from rubberband.executor.training.reporting import CHECKPOINT, CONFIG
-from rubberband.running.first_file import TrialFindings, text_of
+from rubberband.running.first_file import NO_FOLDER, TrialFindings, text_of
 from rubberband.running.programs.seen_lines import Choice, Kind, SeenLines
 from rubberband.spec.loading import parse_experiment
 from rubberband.spec.samplers import configured
@@ -76,89 +76,60 @@ def look(
     `show` gets each line. `metric`: the one that is wanted. Raises RubberbandError if the program fails, or prints no
     metric for `wait_s` seconds.
     """
+    order = _Order(seen, wait_s, metric, show)
     try:
-        return _looked(seen, folder, wait_s, show, metric, rank=True)
+        return _looked(order, folder, has_rank=True)
     except _Failed as failure:
         if not _DISTRIBUTED.search(str(failure)):
             raise
-    return _looked(seen, folder, wait_s, show, metric, rank=False)
+    return _looked(order, folder, has_rank=False)
 
 
 class _Failed(RubberbandError):
     """The program ended with an error."""
 
 
-def _looked(
-    seen: TrialFindings,
-    folder: Path,
-    wait_s: float,
-    show: Callable[[str], None],
-    metric: str | None,
-    *,
-    rank: bool,
-) -> Look:
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """The order of a look."""
+
+    seen: TrialFindings
+    wait_s: float
+    metric: str | None
+    show: Callable[[str], None]
+
+
+def _looked(order: _Order, folder: Path, *, has_rank: bool) -> Look:
     with tempfile.TemporaryDirectory(prefix="rubberband-") as scratch:
         checkpoint = Path(scratch, "checkpoint")
         checkpoint.mkdir()
-        run = _Run(seen, folder, checkpoint, wait_s, show, metric, rank=rank)
-        try:
+        with closing(_Run(order, folder, checkpoint, has_rank=has_rank)) as run:
             run.follow()
-        finally:
-            run.end()
         return run.found()
 
 
 class _Run:
-    """One start of the program."""
+    """One start of the program; `close` must be called in the end."""
 
-    def __init__(
-        self,
-        seen: TrialFindings,
-        folder: Path,
-        checkpoint: Path,
-        wait_s: float,
-        show: Callable[[str], None],
-        metric: str | None,
-        *,
-        rank: bool,
-    ) -> None:
-        """`rank`: whether it has torchrun's variables."""
-        self._seen, self._checkpoint, self._wait_s, self._show, self._metric = seen, checkpoint, wait_s, show, metric
-        self._lines, self._is_stopped, self._has_rank = SeenLines(), False, rank
-        place = Place(
-            rank=0,
-            size=1,
-            local_rank=0,
-            local_size=1,
-            machine=0,
-            machines=1,
-            address="127.0.0.1",
-            port=_free_port(),
-            gpus=None,
-        )
-        places = {
-            "checkpoint": str(checkpoint),
-            "iterations": "0",
-            "max_t": str(max(4, seen.most)),
-            "seed": "0",
-            "gpus": "1",
-            "machines": "1",
-            "machine_rank": "0",
-            "master_addr": place.address,
-            "master_port": str(place.port),
-        }
-        command = ProgramCommand(words=seen.start)
+    def __init__(self, order: _Order, folder: Path, checkpoint: Path, *, has_rank: bool) -> None:
+        """`has_rank`: whether it has torchrun's variables."""
+        self._seen, self._wait_s, self._metric, self._show = order.seen, order.wait_s, order.metric, order.show
+        self._checkpoint, self._has_rank = checkpoint, has_rank
+        self._lines, self._is_stopped = SeenLines(), False
+        command, place, middle = ProgramCommand(words=self._seen.start), Place.alone(), _middle(self._seen)
+        most = str(max(4, self._seen.most))
+        places = {"checkpoint": str(checkpoint), "iterations": "0", "max_t": most, "seed": "0", **place.words()}
         self._words = command.line({}, places)
         environment = {
             "WANDB_MODE": "disabled",  # nobody's account gets a run of this look
             **WITHOUT_SANITY_CHECK,
             **({} if any(Path("/dev").glob("nvidia[0-9]*")) else WITHOUT_GPU),
             **os.environ,
-            **(place.variables("rubberband-init") if rank else {}),
-            **{name: command.filled(value, _middle(seen), places) for name, value in seen.env.items()},
+            **(place.variables("rubberband-init") if has_rank else {}),
+            **{name: command.filled(value, middle, places) for name, value in self._seen.env.items()},
             "PYTHONUNBUFFERED": "1",
             CHECKPOINT: str(checkpoint),
-            CONFIG: json.dumps(_middle(seen)),
+            CONFIG: json.dumps(middle),
         }
         (output, printing), (errors, complaining) = os.pipe(), os.pipe()
         self._outputs = (output, errors)
@@ -189,7 +160,7 @@ class _Run:
         for rest in filter(None, rests.values()):
             self._add(rest)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End it, and all that it started."""
         self._process.end()
         for output in self._outputs:
@@ -235,10 +206,10 @@ class _Run:
 
     def _kinds(self) -> list[Kind]:
         """Return the kinds that may be chosen, the best first."""
-        kinds = self._lines.kinds()
         if self._metric is not None:
-            kinds = [kind for kind in kinds if is_named(self._metric, kind)]
-        return kinds
+            return [kind for kind in self._lines.kinds() if is_named(self._metric, kind)]
+        settings = {name for name, (domain, _) in self._seen.space.items() if "lower:" in domain}
+        return [kind for kind in self._lines.kinds() if kind.name not in settings]
 
     def _choice_of(self, kind: Kind) -> Choice | None:
         if self._seen.metrics.startswith("report"):
@@ -313,12 +284,6 @@ class _Run:
         return last and f"; its last lines: {last if len(last) <= _MOST_SHOWN else f'…{last[-_MOST_SHOWN:]}'}"
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 _DISTRIBUTED = re.compile(r"nccl|gloo|process ?group|init_process|distributed|rendezvous|\bRANK\b|cuda", re.IGNORECASE)
 """In the error of a program that may only not be able to train in a group."""
 
@@ -338,62 +303,48 @@ def is_named(metric: str, kind: Kind) -> bool:
 
 # Files that a look leaves behind.
 
-_MODEL = re.compile(r".*\.(pt|pth|ckpt|pkl|npz|safetensors|h5|keras|joblib)", re.IGNORECASE)
-_BESIDE_A_MODEL = re.compile(r".*\.(json|bin)", re.IGNORECASE)
 _STATE = re.compile(r"(.*[_-])?(state|checkpoint|ckpt|resume|progress)\.json", re.IGNORECASE)
-_NOT_OF_TRAINING = re.compile(r"(.*_)?(data|datasets?|cache|corpus|wandb|mlruns)|\..*|__pycache__", re.IGNORECASE)
-"""Folders whose files no start of a program loads as its own state."""
-_MOST_FILES = 50_000
 
 
-def files_of_models(folder: Path) -> frozenset[str] | None:
-    """Return the files below a folder that a program may load at its start, relative; None where there are many."""
-    found, count = list[str](), 0
-    for top, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not _NOT_OF_TRAINING.fullmatch(name)]
-        count += len(names)
-        if count > _MOST_FILES:
-            return None
-        found += (
-            os.path.relpath(os.path.join(top, name), folder)
-            for name in names
-            if _MODEL.fullmatch(name) or _BESIDE_A_MODEL.fullmatch(name)
-        )
-    return frozenset(found)
+@contextmanager
+def tidied(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Move what a program saves into its folder meanwhile out of it, and `say` it in a remark if that is something.
 
-
-def clear_away(folder: Path, before: Collection[str] | None) -> str:
-    """Move what a program has saved into its folder since `before` out of it; return a remark, empty if it is nothing.
-
-    The next start would go on from it. It is moved and not deleted, as another program may have written it.
+    Its next start would go on from it. It is moved and not deleted, as another program may have written it.
     """
-    now = None if before is None else files_of_models(folder)
-    if before is None or now is None:
-        return ""
-    new = sorted(now.difference(before))
-    folders = {os.path.dirname(name) for name in new if _MODEL.fullmatch(name)}
-    saved = [
-        name
-        for name in new
-        if _MODEL.fullmatch(name) or _STATE.fullmatch(os.path.basename(name)) or os.path.dirname(name) in folders
-    ]
-    if not saved:
-        return ""
+    before = own_files.files_in(folder)
+    try:
+        yield
+    finally:
+        new = [path for path in own_files.written(before, own_files.files_in(folder)) if path not in (before or ())]
+        models = own_files.models(new)
+        beside = {os.path.dirname(name) for name in models}
+        saved = [
+            name
+            for name in new
+            if name in models
+            or _STATE.fullmatch(os.path.basename(name))
+            or (name.endswith((".json", ".bin")) and os.path.dirname(name) in beside)
+        ]
+        if saved:
+            say(
+                f"the program saved {own_files.shown(saved)} into its own folder, from which its next start might go "
+                f"on: moved to {_moved(saved, folder)}; let it save below ${{checkpoint}}, as trials would share these"
+            )
+        for path in reversed([path for path in new if path.endswith("/")]):
+            with suppress(OSError):  # it is not empty
+                (folder / path).rmdir()
+
+
+def _moved(paths: Sequence[str], folder: Path) -> str:
+    """Move files of a folder to a new one, and return its path."""
     place = tempfile.mkdtemp(prefix="rubberband-init-")
-    for name in saved:
-        target = Path(place, name)
+    for path in paths:
+        target = Path(place, path)
         target.parent.mkdir(parents=True, exist_ok=True)
         with suppress(OSError):
-            shutil.move(folder / name, target)
-        for above in Path(name).parents:
-            with suppress(OSError):
-                if str(above) != ".":
-                    (folder / above).rmdir()
-    names = ", ".join(saved[:3]) + (", …" if len(saved) > 3 else "")
-    return (
-        f"the program saved {names} into its own folder, from which its next start might go on: moved to {place}; let "
-        "it save below ${checkpoint}, as trials would share these"
-    )
+            shutil.move(folder / path, target)
+    return place
 
 
 # What the file says.
@@ -401,7 +352,9 @@ def clear_away(folder: Path, before: Collection[str] | None) -> str:
 
 def with_look(seen: TrialFindings, found: Look, choice: Choice, mode: str) -> TrialFindings:
     """Return the findings with the metric that was chosen."""
-    remarks, most, command, kind = list(seen.remarks), seen.most, seen.command, choice.kind
+    most, command, kind = seen.most, seen.command, choice.kind
+    needs_folder = not (found.saves or found.is_once)
+    remarks = [remark for remark in seen.remarks if needs_folder or remark != NO_FOLDER]
     stride = kind.stride if kind.repeats else 1
     has_place = any("${max_t}" in word for word in command)
     if found.is_once:
@@ -421,7 +374,7 @@ def with_look(seen: TrialFindings, found: Look, choice: Choice, mode: str) -> Tr
         )
     elif not has_place and found.epochs is not None:
         most = max(1, found.epochs)
-    if kind.is_batch:
+    if kind.is_batch or _TWO_RATIOS.search(kind.before):
         remarks.append(
             f"the line with {choice.name} comes several times an epoch, and each is an iteration: print a line of an "
             "epoch if you want that"
@@ -445,6 +398,10 @@ def with_look(seen: TrialFindings, found: Look, choice: Choice, mode: str) -> Tr
 
 
 _ONCE = "  scheduler: {type: none, num_samples: 16, max_t: 1} # the program prints its metric once, at its end"
+
+
+_TWO_RATIOS = re.compile(r"\d/\d+\W+\d+/\d")
+"""The numbers of an epoch and of a batch, as in `[1/25][3/790] Loss_D: 0.4`."""
 
 
 def _for_once(scheduler: str) -> str:

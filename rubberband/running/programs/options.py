@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
 import shutil
@@ -15,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from rubberband.errors import InputError
-from rubberband.running.first_file import yaml_key
+from rubberband.running.first_file import NO_FOLDER, yaml_key
 from rubberband.running.programs.parsers import Parser, ProgramOption, parser_of
 from rubberband.running.programs.roles import EPOCHS, OUTPUT, RESUME, SEED, is_fixed, is_logs, output_of, role_of
 from rubberband.running.programs.source import calls_report, saved_file, search_in, sources_of, trial_in
@@ -80,8 +81,9 @@ def program_of(text: str, folder: Path, *, is_chosen: bool = False) -> ProgramFi
             f"{text} is a notebook, which no command runs; make it a program, whose parameters are options: "
             f"jupyter nbconvert --to script {text}, then rubberband init {script}"
         )
-    given = words_of(text if " " in text.strip() else [interpreter_of(text), text])
-    words, remarks = [word for word in given if word != "${args}"], list[str]()
+    words, remarks = [word for word in words_of(text) if word != "${args}"], list[str]()
+    if words[0].endswith((".py", ".sh")) and (len(words) == 1 or not os.access(words[0], os.X_OK)):
+        words = [interpreter_of(words[0]), *words]
     if (launcher := launcher_of(words)) is not None:
         words = without_launcher(words)
         remarks.append(f"{launcher} is not needed: each worker starts the command once, with torchrun's variables")
@@ -278,6 +280,10 @@ class _Command:
         if self.reads_configuration and not self.space:
             names = {name: default for text in self.sources for name, default in parameters_in(ast.parse(text))}
             self.space = {name: domain_of(name, default) for name, default in sorted(names.items())}
+        self._say_checkpoints(is_trainer=is_trainer)
+
+    def _say_checkpoints(self, *, is_trainer: bool) -> None:
+        """Remark on a checkpoint that the program does not load, or has no folder for."""
         has_folder = any(OUTPUT in word for word in self.words())
         if not has_folder:
             self.resume = ()
@@ -287,10 +293,7 @@ class _Command:
                 f"{self._loads} {OUTPUT}/FILE below the command, unless it loads that by itself"
             )
         if self.parser.options and not has_folder:
-            self.remarks.append(
-                "it has no option for the folder of its checkpoints: let it save to the folder in "
-                'os.environ["RUBBERBAND_CHECKPOINT"], and load from there when it starts'
-            )
+            self.remarks.append(NO_FOLDER)
 
     def _open(self) -> list[ProgramOption]:
         """Return the options that the words do not have; a folder among these becomes the trial's own."""
@@ -356,6 +359,8 @@ class _Command:
         if role == EPOCHS and isinstance(option.default, int | float):
             self.epochs = int(option.default)
         needed = {EPOCHS: "10", SEED: "1"}[role] if option.required else None
+        if needed is None and role == EPOCHS and self.epochs is not None and self.epochs <= 2:
+            needed = "4"  # a look sees a metric twice
         self._add(option, role, look=needed)
 
     def _resume(self, option: ProgramOption) -> tuple[str, ...]:
@@ -419,7 +424,7 @@ class _Command:
 
     def _domain(self, option: ProgramOption) -> tuple[str, str]:
         """Return the domain of an option, and a comment."""
-        said = "" if option.default is None else f"the program's default is {option.default}"
+        said = "" if option.default is None else f"the default is {option.default}"
         texts = option.choices
         if option.kind == "pair":
             texts = (option.flag, option.off)

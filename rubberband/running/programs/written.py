@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from rubberband.running.first_file import NO_FOLDER
 from rubberband.running.programs.options import ProgramFindings, program_of
 from rubberband.spec.fields import word_error
 from rubberband.spec.loading import Dumper
@@ -70,10 +71,7 @@ def folder_remarks(words: Sequence[str], source: str) -> list[str]:
     """Return a remark on a program that has no folder for its checkpoints, by its words and by its source."""
     if re.search(r"\$\{checkpoint\}|RUBBERBAND_CHECKPOINT|get_checkpoint", "\n".join([*words, source])):
         return []
-    return [
-        "the program has no folder for its checkpoints, so each start trains from zero: let it save to "
-        'os.environ["RUBBERBAND_CHECKPOINT"], and load from there when it starts'
-    ]
+    return [NO_FOLDER]
 
 
 def flow(value: Any) -> str:
