@@ -449,6 +449,9 @@ def test_a_program_that_starts_again_is_planned_so(here: Path) -> None:
     assert profile is not None
     assert not profile.resumes
     assert "resume      starts again: every stage repeats its epochs" in done.stdout
+    lines = "lines for it: rubberband init --patch train.py"
+    assert f"checkpoint  none: the program saved nothing in ${{checkpoint}}; {lines}\n" in done.stdout
+    assert "saved nothing" not in done.stderr, "the answer says it"
 
 
 def test_a_script_of_a_shell_is_a_program(here: Path) -> None:

@@ -129,6 +129,7 @@ def test_a_program_that_trains_before_it_parses_is_ended(monkeypatch: pytest.Mon
     ("options", "words"),
     [
         ('parser.add_argument("--resume", action="store_true")', ("--resume",)),
+        ('parser.add_argument("--resume", action=argparse.BooleanOptionalAction, default=False)', ("--resume",)),
         (
             'parser.add_argument("--resume", type=lambda text: text.lower() in ("true", "1"), default=False)',
             ("--resume", "true"),

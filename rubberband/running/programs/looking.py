@@ -239,8 +239,7 @@ class _Run:
             return now - second_at > min(self._wait_s, _UNKNOWN_S)
         if best.may_be_of_a_batch and best.phase != "held-out":
             return now - second_at > min(self._wait_s, max(_LONG_S, 10.0 * period_s))
-        known = best.knows is not None and self._metric is None
-        if any(known and not each.repeats and each.could_be_before(best) for each in kinds):
+        if self._metric is None and any(not each.repeats and each.could_be_before(best) for each in kinds):
             return now - second_at > 2.0 * period_s + _LOOK_ON_S
         if best.phase == "held-out" or self._metric is not None:
             return now - second_at > max(_GRACE_S, min(period_s / 2.0, _LOOK_ON_S))

@@ -104,8 +104,8 @@ def program_of(text: str, folder: Path, *, is_chosen: bool = False) -> ProgramFi
     found.fill()
     if not found.space and not is_chosen and not found.reads_configuration:
         raise InputError(
-            f"{line_of(words)} has no parameter left that a search changes; write one in place of a value, or behind "
-            f"an option: rubberband init {example_of(words, '--NAME ${lr}')}"
+            f"{line_of(words)} has no parameter left that a search changes; give its parser one, such as --lr, or "
+            f"name an option that it has: rubberband init {example_of(words, '--NAME ${lr}')}"
         )
     return ProgramFindings(
         words=found.words(),
@@ -365,7 +365,7 @@ class _Command:
 
     def _resume(self, option: ProgramOption) -> tuple[str, ...]:
         """Return the words by which a program loads its checkpoint; empty unless its source says which file that is."""
-        if option.kind == "switch":
+        if option.kind in ("switch", "pair"):
             return (option.flag,)
         if option.booleans:  # `--resume true`, of a type that reads it
             return tuple(option.words(option.booleans[0].partition("/")[0]))
