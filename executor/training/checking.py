@@ -71,11 +71,10 @@ def check(
     order: CheckOrder, *, limit_s: float, output: IO[Any] | int | None, cancelled: Callable[[], bool] = lambda: False
 ) -> TrialCheck:
     """Check a trial in a process of its own, for `limit_s` seconds at most; `output` is what the trial prints to."""
-    environment = {key: value for key, value in os.environ.items() if key != "RUBBERBAND_STORE"}  # has a password
+    environment = {"WANDB_MODE": "disabled", **os.environ}  # nobody's account gets a run of each start
+    environment.pop("RUBBERBAND_STORE", None)  # has a password
     environment |= {"CUDA_VISIBLE_DEVICES": order.device_id, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    environment[HASH_SEED] = order.entrypoint.environment.hash_seed
-    environment["TORCH_COMPILE_DISABLE"] = "1"  # compiling may take longer than the check
-    environment.setdefault("WANDB_MODE", "disabled")  # nobody's account gets a run of each start
+    environment |= {HASH_SEED: order.entrypoint.environment.hash_seed, "TORCH_COMPILE_DISABLE": "1"}  # it takes long
     (orders, ordering), (inbound, outbound) = os.pipe(), os.pipe()
     shown = (1, 2) if output is None else (output if isinstance(output, int) else output.fileno(),) * 2
     words = [sys.executable, "-P", "-m", "rubberband.executor.training.checking", str(orders), str(outbound)]

@@ -444,15 +444,15 @@ def test_a_file_of_the_programs_folder_that_another_start_loads_is_a_problem(nam
 
 
 def test_files_that_no_start_loads_are_no_problem() -> None:
-    writes = "    pathlib.Path('best.pt').write_text('x'); os.makedirs('lightning_logs/version_0', exist_ok=True)\n"
+    writes = "    for name in ('best.pt', 'mine.pt'): pathlib.Path(name).write_text('x')\n    os.makedirs('lightning_logs/version_0', exist_ok=True)\n"
     writes += "    pathlib.Path('lightning_logs/version_0/metrics.csv').write_text(str(epoch))\n"
     Path("mine.pt").write_text("mine")
     report = loops("    file.write", f"{writes}    file.write")
     assert report.ok
     [remark] = report.remarks
-    assert remark.startswith("the program wrote best.pt into its folder")
+    assert remark.startswith("the program wrote best.pt, mine.pt into its folder")
     assert remark.endswith("; the check has removed best.pt")
-    assert sorted(path.name for path in Path().glob("*.pt")) == ["mine.pt"]
+    assert sorted(path.name for path in Path().glob("*.pt")) == ["mine.pt"], "what was there before stays"
 
 
 def test_a_program_that_reports_once_at_its_end_gets_a_note() -> None:

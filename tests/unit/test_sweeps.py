@@ -243,6 +243,15 @@ def test_a_script_that_reads_and_logs_by_wandb_alone_is_followed(here: Path) -> 
     assert lines[7:] == [str(values)]
 
 
+@pytest.mark.parametrize("sign", [" ", "="])
+def test_a_folder_in_the_command_of_a_sweep_becomes_that_of_each_trial(sign: str, here: Path) -> None:
+    (here / "train.py").write_text(PROGRAM.replace("args, _ =", 'parser.add_argument("--out")\nargs, _ ='))
+    sweep = "{program: train.py, method: random, run_cap: 2, parameters: {lr: {min: 0.1, max: 1.0}}, command: '%s'}"
+    found, _ = init(sweep % f"python train.py --out{sign}runs ${{args}}")
+    assert isinstance(found.entrypoint, Program)
+    assert found.entrypoint.command == f"python train.py --out{sign}${{checkpoint}} ${{args}}"
+
+
 def test_a_script_that_reports_itself_is_left_as_it_is(here: Path) -> None:
     (here / "train.py").write_text(
         "import json, os, rubberband, wandb\n"
