@@ -444,7 +444,8 @@ def test_a_file_of_the_programs_folder_that_another_start_loads_is_a_problem(nam
 
 
 def test_files_that_no_start_loads_are_no_problem() -> None:
-    writes = "    for name in ('best.pt', 'mine.pt'): pathlib.Path(name).write_text('x')\n    os.makedirs('lightning_logs/version_0', exist_ok=True)\n"
+    writes = "    for name in ('best.pt', 'mine.pt'): pathlib.Path(name).write_text('x')\n"
+    writes += "    os.makedirs('lightning_logs/version_0', exist_ok=True)\n"
     writes += "    pathlib.Path('lightning_logs/version_0/metrics.csv').write_text(str(epoch))\n"
     Path("mine.pt").write_text("mine")
     report = loops("    file.write", f"{writes}    file.write")
