@@ -97,6 +97,7 @@ LESS_IS_BETTER = (
 
 def words_of_name(name: str) -> list[str]:
     """Return the words of a name: `valLoss` and `val/loss` have two."""
+    name = re.sub(r"m?IoU|mAP", lambda each: f" {each[0].lower()}", name)
     return [word.lower() for word in re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+\d*|[A-Z]+\d*|\d+", name)]
 
 

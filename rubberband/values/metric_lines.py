@@ -27,7 +27,7 @@ _COUNTED = re.compile(
 """Names whose `3/10` is the third."""
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 """Colours and the like, for terminals."""
-_BAR = re.compile(r"^.*?(?:\d+%\|[^|]*\||\d+it )[^\[\]]*\[\d+:\d\d[^\]]*\]")
+_BAR = re.compile(r"^.*?(?:\d+%\|[^|]*\||\d[A-Za-z]+ (?=\[\d+:\d\d, ))[^\[\]]*\[\d+:\d\d[^\]]*\]")
 """A progress bar of tqdm: with a description or postfix it has the metric of a step, not of an iteration."""
 _WRAPPED = re.compile(
     r"\b(?:\w+\.)*(?:b?float\d*|u?int\d*|tensor|array|DeviceArray|Parameter|Decimal)"

@@ -178,6 +178,18 @@ def test_a_metric_that_comes_twice_an_epoch_leaves_the_epochs_as_they_are(tmp_pa
     assert (after.command, after.most) == (("a", "${lr}"), 8)
 
 
+def test_a_program_with_folds_is_ranked_by_the_first_which_is_said(tmp_path: Path) -> None:
+    source = """
+    for fold in (1, 2):
+        print(f"Fold {fold}")
+        for epoch in (1, 2, 3):
+            print(f"Epoch {epoch}: val_acc={fold / 10 + epoch / 100}")
+    """
+    found, _ = looked(source, tmp_path)
+    after = with_look(findings(), found, found.choices[0], "max")
+    assert any("several folds" in remark for remark in after.remarks)
+
+
 def test_reports_are_recognised_among_other_lines(tmp_path: Path) -> None:
     source = """
     import rubberband

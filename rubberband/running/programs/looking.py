@@ -42,6 +42,7 @@ _LOOK_ON_S = 1.0
 _LONG_S = 3.0
 _EPOCHS_OF_BATCHES = 3
 """Epochs after which no line of a whole epoch is expected any more."""
+_FOLD = re.compile(r"\bfold\W{0,3}[01]\b", re.IGNORECASE)
 _UNKNOWN_S = 15.0
 """Time for which a metric with a known name is waited for."""
 _LAST_LINES = 60
@@ -62,6 +63,8 @@ class Look:
     iteration_s: float
     saves: bool
     """Whether it saved files in the folder of its checkpoint."""
+    has_folds: bool
+    """Whether it said that it trains the first of several folds."""
     has_rank: bool
     """Whether it had torchrun's variables; it failed with these if not."""
     lines: int
@@ -193,6 +196,7 @@ class _Run:
             startup_s=max(0.0, times[0] - self._began - period_s),
             iteration_s=period_s or times[0] - self._began,
             saves=any(self._checkpoint.iterdir()),
+            has_folds=any(map(_FOLD.search, self._lines.lines)),
             has_rank=self._has_rank,
             lines=len(self._lines.lines),
             seconds=seconds,
@@ -373,6 +377,11 @@ def with_look(seen: TrialFindings, found: Look, choice: Choice, mode: str) -> Tr
         )
     elif not has_place and found.epochs is not None:
         most = max(1, found.epochs)
+    if found.has_folds and not found.is_once:
+        remarks.append(
+            f"the program trains several folds, and a trial is ranked by {choice.name} of its first one: "
+            "print one number of all folds alone, or let a trial train one fold"
+        )
     if kind.is_batch or _TWO_RATIOS.search(kind.before):
         remarks.append(
             f"the line with {choice.name} comes several times an epoch, and each is an iteration: print a line of an "
