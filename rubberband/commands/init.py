@@ -94,13 +94,13 @@ def _init(
     ] = False,
     apply: Annotated[bool, typer.Option("--apply", help="With --patch: write the patched script beside it.")] = False,
 ) -> None:
-    """Write an experiment file for a program or a trial.
+    """Write an experiment file for a trial.
 
-    Starts the program, finds its metric in what it prints, and stops it in its second epoch. Its parameters are the
-    options of its parser, and those of a trial in Python what it reads from its configuration. Then one iteration is
-    tried. Ranges are guesses: adapt them. Options of init may stand anywhere; all words after -- are the program's.
-    Without PROGRAM, a small trial to start from is written as well. Nothing is overwritten. Exit code 1: something that
-    a search needs was not found, and nothing was written.
+    The trial is a program, or a class or function in Python. Starts the program, finds its metric in what it prints,
+    and stops it in its second epoch. Its parameters are the options of its parser, and those of a trial in Python what
+    it reads from its configuration. Then one iteration is tried. Ranges are guesses: adapt them. Options of init may
+    stand anywhere; all words after -- are the program's. Without PROGRAM, a small trial to start from is written as
+    well. Nothing is overwritten. Exit code 1: something that a search needs was not found, and nothing was written.
     """
     from rubberband.running.first_file import text_of
     from rubberband.units import parse_duration

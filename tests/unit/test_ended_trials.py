@@ -326,7 +326,7 @@ def test_only_the_trials_that_are_left_are_planned_for() -> None:
     last_report(story, 0, 0.9)
     finish_stage(story, {1: 0.1, 2: 0.2, 3: 0.5})
     (lane,) = story.state.lanes
-    assert [stage.trials for stage in remaining(lane)[1:]] == [1, 1]
+    assert [stage.trials for stage in remaining(lane, PROFILE)[1:]] == [1, 1]
 
 
 def test_ended_trials_climb_rungs_without_training_and_block_none() -> None:

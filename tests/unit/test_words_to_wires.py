@@ -292,6 +292,8 @@ LINES: dict[str, Line] = {
     "Program.metrics": (PROGRAM, "entrypoint.metrics", "stdout", "report"),
     "Program.launch": (PROGRAM, "entrypoint.launch", "worker", "machine"),
     "Program.booleans": (PROGRAM, "entrypoint.booleans", {"style": "1/0"}, {"style": "flag"}),
+    "Program.resume": (PROGRAM, "entrypoint.resume", "--resume", "--init_from=resume"),
+    "Program.rank": (PROGRAM, "entrypoint.rank", True, False),
     "BooleanWords.style": (PROGRAM, "entrypoint.booleans", {"style": "True/False"}, {"style": "1/0"}),
     "MetricsPlace.file": (PROGRAM, "entrypoint.metrics", {"file": "${checkpoint}/a"}, {"file": "${checkpoint}/b"}),
     "MetricsPlace.pattern": (
@@ -501,8 +503,8 @@ trackers: Experiment.track, CsvTracker.folder, CsvTracker.type, TensorboardTrack
     MlflowTracker.type, MlflowTracker.uri, MlflowTracker.experiment, WandbTracker.type, WandbTracker.project,
     WandbTracker.entity, WandbTracker.mode
 notices: Experiment.notify, NotifyAddress.url_from, NotifyAddress.kinds
-header.entrypoint: Program.command, Program.metrics, Program.launch, Program.booleans, BooleanWords.style,
-    MetricsPlace.file, MetricsPlace.pattern
+header.entrypoint: Program.command, Program.metrics, Program.launch, Program.booleans, Program.resume,
+    Program.rank, BooleanWords.style, MetricsPlace.file, MetricsPlace.pattern
 plan profile.seconds_per_iteration: Experiment.profile, ProfilesByType.by_instance_type,
     InlineProfile.seconds_per_iteration
 job.stages plan profile.resumes: InlineProfile.resumes

@@ -382,7 +382,7 @@ def with_look(seen: TrialFindings, found: Look, choice: Choice, mode: str) -> Tr
             f"the program trains several folds, and a trial is ranked by {choice.name} of its first one: "
             "print one number of all folds alone, or let a trial train one fold"
         )
-    if kind.is_batch or _TWO_RATIOS.search(kind.before):
+    if kind.is_batch or (_TWO_RATIOS.search(kind.before) and not kind.is_whole):
         remarks.append(
             f"the line with {choice.name} comes several times an epoch, and each is an iteration: print a line of an "
             "epoch if you want that"
