@@ -191,8 +191,8 @@ class Choice:
     def line(self) -> str:
         """The line from which it was read, cut to a width around the metric."""
         text = " ".join(plain_text(self.kind.text).split())
-        begin = text.find(" ".join(self.kind.label.split())) - _WIDTH // 2
-        text = f"…{text[begin:]}" if begin > 0 else text
+        begin = min(text.find(" ".join(self.kind.label.split())) - _WIDTH // 2, len(text) - _WIDTH)
+        text = f"…{text[begin + 1 :]}" if begin > 0 else text
         return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"
 
 
