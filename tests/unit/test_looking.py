@@ -237,6 +237,20 @@ def test_a_program_that_fails_in_a_group_of_one_has_no_rank(tmp_path: Path) -> N
     assert "\n  rank: false # one worker" in text_of(seen, tmp_path / "x.yaml")
 
 
+def test_a_pattern_of_the_user_is_the_metric_of_the_look(tmp_path: Path) -> None:
+    source = "for n in range(9): print(f'Loss: {n / 7}'); print(f'Test set: Average loss: 0.{n}42, Accuracy: {n}/90')"
+    pattern = r"{pattern: 'Test set: Average loss: (?P<quality>[0-9\.]+)'}"
+    (tmp_path / "train.py").write_text(source)
+    seen = replace(findings(pattern), start=(sys.executable, "train.py"), metric="quality", mode="min")
+    found = look(seen, tmp_path, wait_s=20.0, show=lambda _: None, metric="quality")
+    (choice,) = found.choices
+    assert (choice.name, choice.metrics, [each.value for each in choice.kind.seen][:2]) == (
+        "quality",
+        pattern,
+        [0.042, 0.142],
+    )
+
+
 def test_a_parameter_that_is_printed_is_no_metric(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('l1_ratio=0.5')\nprint('quality=0.7')\n")
     seen = replace(

@@ -17,6 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from rubberband.errors import RubberbandError
 from rubberband.executor.training.guard import NOT_STARTED
 from rubberband.executor.training.guarded_process import GuardedProcess
@@ -118,7 +120,9 @@ class _Run:
         """`has_rank`: whether it has torchrun's variables."""
         self._seen, self._wait_s, self._metric, self._show = order.seen, order.wait_s, order.metric, order.show
         self._checkpoint, self._has_rank = checkpoint, has_rank
-        self._lines, self._is_stopped = SeenLines(), False
+        words = yaml.safe_load(self._seen.metrics) if self._seen.metrics.startswith("{") else {}
+        self._pattern = re.compile(words["pattern"]) if "pattern" in words else None
+        self._lines, self._is_stopped = SeenLines(self._pattern), False
         command, place, middle = ProgramCommand(words=self._seen.start), Place.alone(), _middle(self._seen)
         most = str(max(4, self._seen.most))
         places = {"checkpoint": str(checkpoint), "iterations": "0", "max_t": most, "seed": "0", **place.words()}
@@ -219,7 +223,7 @@ class _Run:
         if self._seen.metrics.startswith("report"):
             is_report = re.fullmatch(r"(?:[^\s=]+=\S+(?: |$))+", kind.text.strip())
             return Choice(kind.name, self._seen.metrics, kind) if is_report else None
-        return self._lines.choice_of(kind)
+        return self._lines.choice_of(kind) if self._pattern is None else Choice(kind.name, self._seen.metrics, kind)
 
     def _is_enough(self, now: float) -> bool:
         """Whether no more is needed, or no more is to be expected."""

@@ -199,7 +199,9 @@ class Choice:
 class SeenLines:
     """The lines of a program so far, and the kinds of numbers in them."""
 
-    def __init__(self) -> None:
+    def __init__(self, pattern: re.Pattern[str] | None = None) -> None:
+        """`pattern`: the one of the user's own metric, by which lines are read alone."""
+        self._pattern = pattern
         self.lines: list[str] = []
         self._kinds: dict[tuple[str, str], Kind] = {}
         self._header: list[str] = []
@@ -223,7 +225,7 @@ class SeenLines:
         epoch, step = _EPOCH.search(bare) or _EPOCH.search(line), _COUNT.search(bare)  # that of a bar, too
         if (bar := _BAR.match(line)) is not None:  # Ultralytics has the header of its table in a bar
             self._row(bar[1])
-        for kind, key, value in self._readings(text):
+        for kind, key, value in self._readings(text) if self._pattern is None else self._matched(line, self._pattern):
             found = self._kinds.setdefault(key, kind)
             if found.seen and found.seen[-1].line == number:
                 continue
@@ -261,6 +263,11 @@ class SeenLines:
                 quoted = pattern.replace("'", "''")
                 return Choice(name, f"{{pattern: '{quoted}'}} # a line that matches is an iteration", kind)
         return None
+
+    def _matched(self, line: str, pattern: re.Pattern[str]) -> Iterator[tuple[Kind, tuple[str, str], float]]:
+        for name, value in metrics_in(line, pattern).items():
+            if name in pattern.groupindex:
+                yield Kind(name, name, name, _phase_of(name), "", line), ("", name), value
 
     def _readings(self, text: str) -> Iterator[tuple[Kind, tuple[str, str], float]]:
         """Iterate over the kinds of the numbers in a line, with their keys and values."""
