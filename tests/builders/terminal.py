@@ -22,6 +22,10 @@ _PATIENCE_S = 120.0
 _ROWS, _COLUMNS = 60, 120
 
 
+_REACTION_S = 0.2
+"""A person types no earlier: Python misses a Ctrl-C between the prompt of `input` and its wait for a line."""
+
+
 class Terminal:
     def __init__(self, process: subprocess.Popen[bytes], ours: int) -> None:
         self.process, self._ours = process, ours
@@ -37,6 +41,7 @@ class Terminal:
         return found
 
     def type(self, keys: bytes) -> None:
+        time.sleep(_REACTION_S)
         os.write(self._ours, keys)
 
     def end(self) -> int:
