@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -20,10 +21,6 @@ CTRL_C = b"\x03"
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PATIENCE_S = 120.0
 _ROWS, _COLUMNS = 60, 120
-
-
-_REACTION_S = 0.2
-"""A person types no earlier: Python misses a Ctrl-C between the prompt of `input` and its wait for a line."""
 
 
 class Terminal:
@@ -41,7 +38,6 @@ class Terminal:
         return found
 
     def type(self, keys: bytes) -> None:
-        time.sleep(_REACTION_S)
         os.write(self._ours, keys)
 
     def end(self) -> int:
@@ -63,7 +59,8 @@ class Terminal:
 
 
 def _owned() -> None:
-    """Make the terminal on stdin the controlling one of this process, so that Ctrl-C is a signal."""
+    """Make the terminal on stdin the controlling one of this process, so that Ctrl-C is a signal that it takes."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests in the background of a script ignore it
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
