@@ -73,7 +73,7 @@ DONE = (
 )
 """What the core does alone, in this order."""
 LACKS = {
-    "init broken:train broken.yaml": "ray",
+    "init broken:train --file broken.yaml": "ray",
     "estimate --live aws.yaml": "aws",
     "profile local.yaml": "ray",
     "run local.yaml": "ray",
