@@ -71,7 +71,7 @@ def check(
     order: CheckOrder, *, limit_s: float, output: IO[Any] | int | None, cancelled: Callable[[], bool] = lambda: False
 ) -> TrialCheck:
     """Check a trial in a process of its own, for `limit_s` seconds at most; `output` is what the trial prints to."""
-    environment = {"WANDB_MODE": "disabled", **os.environ}  # nobody's account gets a run of each start
+    environment = {"WANDB_MODE": "disabled", **os.environ}  # else each start would be a run in the user's account
     environment.pop("RUBBERBAND_STORE", None)  # has a password
     environment |= {"CUDA_VISIBLE_DEVICES": order.device_id, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     environment |= {HASH_SEED: order.entrypoint.environment.hash_seed, "TORCH_COMPILE_DISABLE": "1"}  # it takes long

@@ -113,6 +113,7 @@ def mode_of(metric: str) -> str:
 
 
 def is_maximised(metric: str) -> bool:
+    """Whether more of a metric is better, by its name; False where the name does not say it."""
     return mode_of(metric) == "max"
 
 

@@ -415,7 +415,7 @@ def metric_lines(output: str) -> list[str]:
 
 
 def killed_after(program: subprocess.Popen[str], lines: int, more_s: float) -> None:
-    """Kill a program some time after so many lines with the metric."""
+    """Kill a program a moment after a number of lines with the metric."""
     assert program.stdout is not None
     seen = 0
     for line in program.stdout:

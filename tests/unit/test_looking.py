@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,12 +99,10 @@ FOREVER = """
 
 def test_a_program_is_stopped_in_its_second_epoch(tmp_path: Path) -> None:
     source = FOREVER + '        print(f"epoch {epoch}/90 val_acc={0.5 + epoch / 1000}")\n'
-    began = time.monotonic()
     found, shown = looked(source, tmp_path)
     assert [choice.name for choice in found.choices] == ["val_acc"]
     assert shown[0] == "epoch 1/90 val_acc=0.501"
     assert (found.is_once, found.epochs) == (False, 90)
-    assert time.monotonic() - began < 15.0, "it would go on for ever"
 
 
 def test_a_test_below_many_batches_is_waited_for(tmp_path: Path) -> None:
@@ -273,7 +270,7 @@ def test_a_program_finds_its_checkpoint_in_a_folder_of_the_look_alone(
     monkeypatch.delenv("WANDB_MODE", raising=False)
     source = """
     import os, pathlib
-    assert os.environ["WANDB_MODE"] == "disabled", "nobody's account gets a run of a look"
+    assert os.environ["WANDB_MODE"] == "disabled", "a look is no run in the user's account"
     folder = pathlib.Path(os.environ["RUBBERBAND_CHECKPOINT"])
     (folder / "model.pt").write_text("x")
     print(f"loss={len(str(folder))}")

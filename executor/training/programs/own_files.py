@@ -62,6 +62,7 @@ def states(paths: Collection[str]) -> list[str]:
 
 
 def shown(paths: Sequence[str]) -> str:
+    """Return the first paths in one text, for a finding."""
     return ", ".join(paths[:_SHOWN]) + (", …" if len(paths) > _SHOWN else "")
 
 

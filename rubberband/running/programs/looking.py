@@ -128,7 +128,7 @@ class _Run:
         places = {"checkpoint": str(checkpoint), "iterations": "0", "max_t": most, "seed": "0", **place.words()}
         self._words = command.line({}, places)
         environment = {
-            "WANDB_MODE": "disabled",  # nobody's account gets a run of this look
+            "WANDB_MODE": "disabled",  # else the look would be a run in the user's account
             **WITHOUT_SANITY_CHECK,
             **({} if any(Path("/dev").glob("nvidia[0-9]*")) else WITHOUT_GPU),
             **os.environ,

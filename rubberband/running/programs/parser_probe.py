@@ -234,7 +234,7 @@ def styles(read: Any) -> list[str]:
     for words in ("true/false", "True/False", "1/0"):
         try:
             one, other = (read(word) for word in words.split("/"))
-        except BaseException:  # it refuses words that it does not know
+        except (Exception, SystemExit):  # it refuses words that it does not know
             continue
         if one != other:
             found.append(words)
