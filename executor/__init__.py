@@ -29,7 +29,7 @@ _MODULES = {
     "core.measured": "measured",
     "core.replanning": "decide_replan held_instances decide_within limits remaining",
     "core.state": "GangRun Phase StageRecord State TrialReport TrialStatus",
-    "core.trials": "best_trial is_result",
+    "core.ranking": "best_trial is_result rank",
     "journal.folder": "ExperimentFolder Stamp folders open_folder stamp_of",
     "journal.inbox": (
         "DriverRequest Ending HostMark HostedRun Inbox POLL_S RequestQueue Requests behind by_age checked_id "

@@ -118,10 +118,8 @@ def _best_line(compared: Sequence[Compared], metric: str, mode: str) -> Compared
             return ComparedFigure()
         return ComparedFigure(number(found), f"trial {best.trial}, {counted(best.iterations, 'iteration')}")
 
-    sign = -1.0 if mode == "max" else 1.0
-
     def rank(result: Result) -> float | None:
-        return None if (found := value(result)) is None else sign * found
+        return None if (found := value(result)) is None else result.ranking.signed(found)
 
     return _marked(_line(f"best {printable(metric)} ({mode})", compared, cell), compared, rank)
 

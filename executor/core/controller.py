@@ -44,8 +44,9 @@ from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.history import LimitsExtended, Pause
 from rubberband.executor.core.instances import INSTANCE_EVENTS, sort_out
 from rubberband.executor.core.job import Job
+from rubberband.executor.core.ranking import is_result, rank
 from rubberband.executor.core.state import UNDER_WAY, LaneState, Phase, StageRecord, State, TrialState, TrialStatus
-from rubberband.executor.core.trials import rank, starts
+from rubberband.executor.core.trials import starts
 from rubberband.units import format_usd
 
 PAUSE_S = 30.0
@@ -425,7 +426,7 @@ class Controller:
             state.put(left, TrialStatus.STOPPED)
             self._commands += attempts.let_go(left)
         ranked = [trial for trial in ranked if trial.status is not TrialStatus.STOPPED]
-        stage.ranking = rank(ranked, self.job.metric, self.job.mode)
+        stage.ranking = rank(ranked, self.job.ranking)
         if not stage.ranking:
             self._fail_bracket(lane, contenders)
             return
@@ -463,7 +464,7 @@ class Controller:
         failed = [trial.failure for trial in contenders if trial.status is TrialStatus.FAILED and trial.failure]
         is_last = len(state.active()) == 1 and lane.bracket.end_stage == lane.end_stage
         goes_on = len(failed) < len(contenders) or not contenders or any(trial.reports for trial in state.trials)
-        if goes_on and (not is_last or any(map(attempts.is_result, state.trials))):
+        if goes_on and (not is_last or any(map(is_result, state.trials))):
             self._go_to(lane, lane.bracket.end_stage)
             return
         lane.phase = Phase.FINISHED

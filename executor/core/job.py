@@ -11,6 +11,7 @@ from rubberband.planner import Reserve
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Prediction, Stage, gang_sizes, total_iterations
 from rubberband.values.profile import Profile
+from rubberband.values.ranking import Ranking
 
 if TYPE_CHECKING:
     from rubberband.executor.core.state import StageRecord
@@ -95,6 +96,11 @@ class Job:
     balances: bool = True
     """Whether a gang of unequal workers is faster than one of its slowest: they divide a batch by their speeds, or do
     not wait for each other."""
+
+    @property
+    def ranking(self) -> Ranking:
+        """The order of its trials' results."""
+        return Ranking(metric=self.metric, mode=self.mode)
 
     @property
     def is_divided(self) -> bool:

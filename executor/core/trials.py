@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Mapping
 
 from rubberband.executor.core.events import Command, DiscardCheckpoint, FailureKind, Gang, StartTrial, StopTrial
 from rubberband.executor.core.events import TrialReported as Reported
 from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.history import InstanceCapChanged, Setback
 from rubberband.executor.core.placement import place
+from rubberband.executor.core.ranking import merit
 from rubberband.executor.core.state import GangRun, LaneState, State, TrialReport, TrialState, TrialStatus
 
 SHORTEST_HANG_S = 60.0
@@ -133,8 +132,7 @@ def note_end(lane: LaneState, trial: TrialState) -> None:
 def pause(lane: LaneState, trial: TrialState) -> None:
     """The trial has ended its rung, where its result counts at once; at the last one it is done, or waits for SYNC."""
     job = lane.job
-    *merit, number = _key(job.metric, job.mode)(trial)
-    lane.rungs.record(trial.rung, tuple(merit), number)
+    lane.rungs.record(trial.rung, merit(job.ranking, trial), trial.trial)
     is_done = not job.has_sync and lane.ends_last_rung(trial)
     lane.state.put(trial, TrialStatus.COMPLETED if is_done else TrialStatus.PAUSED)
 
@@ -284,40 +282,3 @@ def hang_limit_s(state: State, trial: TrialState) -> float:
     if job.iteration_timeout_s is not None:
         return job.iteration_timeout_s
     return max(SHORTEST_HANG_S, 10.0 * state.profile.iteration_s(len(trial.gang)))
-
-
-# The order of trials at a SYNC, and the best one at the end. Pure.
-
-
-def rank(trials: Sequence[TrialState], metric: str, mode: Literal["max", "min"]) -> tuple[int, ...]:
-    """Trial ids, best latest metric first; ties by trial id; those without a finite metric last."""
-    return tuple(trial.trial for trial in sorted(trials, key=_key(metric, mode)))
-
-
-def _key(metric: str, mode: Literal["max", "min"]) -> Callable[[TrialState], tuple[bool, float, int]]:
-    def key(trial: TrialState) -> tuple[bool, float, int]:
-        value = trial.metric(metric)
-        if value is None or not math.isfinite(value):
-            return (True, 0.0, trial.trial)
-        return (False, -value if mode == "max" else value, trial.trial)
-
-    return key
-
-
-def is_result(trial: TrialState) -> bool:
-    """Whether a trial may be the best of a finished experiment: it was trained to the end, or until the user's stop."""
-    return trial.status is TrialStatus.COMPLETED or (trial.stopped_at is not None and bool(trial.reports))
-
-
-def best_trial(state: State, metric: str, mode: Literal["max", "min"]) -> TrialState | None:
-    """The winner, or the best so far; None before any report.
-
-    After a finished experiment it is the best of the last stages' first ones: each bracket has a winner of its own.
-    Trials that the user stopped compete with them, by their latest reports.
-    After one that was cut short it is the best latest metric of all trials that did not fail.
-    """
-    if state.outcome == "done":
-        candidates = [trial for trial in state.trials if is_result(trial)]
-    else:
-        candidates = [trial for trial in state.trials if trial.reports and trial.status is not TrialStatus.FAILED]
-    return min(candidates, key=_key(metric, mode), default=None)

@@ -25,8 +25,8 @@ from rubberband.executor.core.bill import (
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.core.history import DecisionResult, LimitsExtended, Pause, Replacement, RungResult, Setback
 from rubberband.executor.core.limits import can_go_on, not_started
+from rubberband.executor.core.ranking import best_trial
 from rubberband.executor.core.state import GangRun, LaneState, Phase, State, TrialState
-from rubberband.executor.core.trials import best_trial
 from rubberband.executor.result.batch_history import (
     BalanceStretch,
     BatchStretch,
@@ -42,6 +42,7 @@ from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.kinds import KINDS, NOT_INSTALLED
 from rubberband.values.offer import BillLine, Place, Unit
 from rubberband.values.plan import Market
+from rubberband.values.ranking import Ranking
 
 if TYPE_CHECKING:
     import os
@@ -324,6 +325,11 @@ class Result:
     """The metrics that are reported beside the one that ranks."""
 
     @property
+    def ranking(self) -> Ranking:
+        """The order of its trials' results."""
+        return Ranking(metric=self.metric, mode=self.mode)
+
+    @property
     def trials_per_gpu(self) -> int:
         """Trials that share each GPU."""
         return self.stages[0].trials_per_gpu if self.stages else 1
@@ -507,7 +513,7 @@ def summarise(state: State, setup: Mapping[str, Any], now: float) -> Result:
         as_of = state.started_at
     known, seeds = configurations(state, setup), Seeds(setup.get("seeds", ()), setup.get("experiment", {}))
     trials = tuple(_trial(state, trial, known.get(trial, {}), seeds[trial]) for trial in range(len(state.trials)))
-    best = best_trial(state, job.metric, job.mode)
+    best = best_trial(state)
     head_s = max(0.0, as_of - state.started_at - state.paused_s)
     return Result(
         name=job.name,

@@ -17,6 +17,7 @@ from rubberband.executor.result.result import Busy, Result, StageResult, TrialRe
 from rubberband.installation import require
 from rubberband.spec.space import canonical
 from rubberband.units import counted, duration, format_usd, gpus_each, in_unit
+from rubberband.values.ranking import Merit
 
 if TYPE_CHECKING:
     import pandas
@@ -283,12 +284,11 @@ def _stage(stage: StageResult) -> list[str]:
 
 
 def _trials(result: Result) -> str:
-    sign = -1.0 if result.mode == "max" else 1.0
+    ranking = result.ranking
     most = max((trial.iterations for trial in result.trials), default=0)
 
-    def rank(trial: TrialResult) -> tuple[bool, int, float]:
-        metric = trial.metrics.get(result.metric)
-        return trial != result.best, most - trial.iterations, float("inf") if metric is None else sign * metric
+    def rank(trial: TrialResult) -> tuple[bool, int, Merit]:
+        return trial != result.best, most - trial.iterations, ranking.merit(trial.metrics)
 
     trials = sorted(result.trials, key=rank)[:_MOST_TRIALS]
     names = list(dict.fromkeys(name for trial in trials for name in trial.configuration))

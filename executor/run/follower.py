@@ -26,8 +26,8 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, TrialFailed
 from rubberband.executor.core.forecast import Forecast, expected_iterations, forecast
 from rubberband.executor.core.limits import fails_to_start
+from rubberband.executor.core.ranking import best_trial
 from rubberband.executor.core.state import Phase, State
-from rubberband.executor.core.trials import best_trial
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox, asked_limits, is_hosted
 from rubberband.executor.journal.journal import (
@@ -65,7 +65,7 @@ def summary_of(header: Header, controller: Controller, now: float) -> Summary:
     profile_usd = profiling_usd(header)
     cost_usd = profile_usd + (bill_usd(state, as_of) if begun else 0.0)
     month_at = month_begin(as_of + header.offset_s)
-    best = best_trial(state, job.metric, job.mode)
+    best = best_trial(state)
     return Summary(
         trials=len(state.trials),
         stages=len(job.stages),

@@ -29,8 +29,8 @@ from rubberband.errors import Cancelled, InputError, JournalError
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, InstanceLost, InstanceRefused
 from rubberband.executor.core.history import HungInstance, Replacement
+from rubberband.executor.core.ranking import best_trial
 from rubberband.executor.core.state import TrialStatus
-from rubberband.executor.core.trials import best_trial
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.run.follower import JournalFollower, outcome_of
 from rubberband.executor.training.run_spec import RunSpec
@@ -253,7 +253,7 @@ class NoticeSource:
         controller, summary = self._follower.controller, self._follower.summary()
         after = f"after {duration(summary.jct_s)}"
         cost = self._amount(summary.cost_usd)
-        best = best_trial(controller.state, summary.metric, summary.mode)
+        best = best_trial(controller.state)
         score = "" if best is None else f"best {summary.metric} {best.metric(summary.metric):.6g} by trial {best.trial}"
         reason, name = _short(controller.state.reason), controller.job.name
         if state is ExperimentState.DONE:

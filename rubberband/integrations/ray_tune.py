@@ -36,6 +36,7 @@ from rubberband.integrations.ray_tune_trials import FailFast, TuneCallbacks, che
 from rubberband.spec.fields import WordError, word_error
 from rubberband.spec.resources import Resources
 from rubberband.units import shown
+from rubberband.values.ranking import Ranking
 
 if TYPE_CHECKING:
     import pandas
@@ -237,8 +238,8 @@ class ResultGrid:
         reporting = [outcome for outcome in self._trials if metric in outcome.trial.metrics]
         if not reporting:
             raise InputError(f"no trial has reported {metric!r}; see the metrics of the trials in get_dataframe()")
-        sign = 1 if mode == "min" else -1
-        return min(reporting, key=lambda outcome: sign * outcome.trial.metrics[metric])
+        ranking = Ranking(metric=metric, mode="min" if mode == "min" else "max")
+        return min(reporting, key=lambda outcome: ranking.merit(outcome.trial.metrics))
 
     def get_dataframe(self) -> pandas.DataFrame:
         """Return a row for each trial: `Result.to_dataframe`."""

@@ -16,6 +16,7 @@ from rubberband.units import TURNING, counted, duration, format_duration, format
 from rubberband.values.balance import BalanceUse
 from rubberband.values.offer import BillLine
 from rubberband.values.plan import PlanningConstraints, Size
+from rubberband.values.ranking import Merit
 
 if TYPE_CHECKING:
     from rubberband.executor.core.events import Gang
@@ -382,13 +383,12 @@ def ranked(result: Result) -> list[TrialResult]:
 
     With several brackets, the trials that were trained to the end come before those that were stopped.
     """
-    sign = -1.0 if result.mode == "max" else 1.0
+    ranking = result.ranking
     winner = None if result.best is None else result.best.trial
 
-    def key(trial: TrialResult) -> tuple[bool, bool, bool, float, int]:
-        value = finite(trial.metrics.get(result.metric))
+    def key(trial: TrialResult) -> tuple[bool, bool, Merit, int]:
         stopped = trial.bracket is not None and trial.status != "completed"
-        return (trial.trial != winner, stopped, value is None, sign * (value or 0.0), trial.trial)
+        return (trial.trial != winner, stopped, ranking.merit(trial.metrics), trial.trial)
 
     return sorted(result.trials, key=key)
 

@@ -37,7 +37,7 @@ def lead(result: Result, trial: TrialResult) -> str:
     theirs, other = next(((value, one) for one in others if (value := _value(result, one)) is not None), (None, None))
     if ours is None or theirs is None or other is None:
         return ""
-    better = ours - theirs if result.mode == "max" else theirs - ours
+    better = result.ranking.signed(theirs) - result.ranking.signed(ours)
     report = f"{number(theirs)} after {counted(other.iterations, 'iteration')}"
     if better == 0:
         return f"as good as trial {other.trial}, {report}"

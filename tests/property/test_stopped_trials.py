@@ -80,7 +80,7 @@ def backend_of(job: Job, faults: Faults | None = None) -> VirtualBackend:
 def require_its_end(job: Job, state: State, finish: Finish, backend: VirtualBackend, journal: MemoryJournal) -> None:
     assert state.phase is Phase.FINISHED
     assert all(status.state == "terminated" for status in backend.provider.describe())
-    best = best_trial(state, job.metric, job.mode)
+    best = best_trial(state)
     assert (finish.outcome == "done") <= (best is not None and is_result(best))
     for trial in state.trials:
         if trial.stopped_at is not None:

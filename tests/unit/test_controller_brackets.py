@@ -137,7 +137,7 @@ def test_a_bracket_whose_trials_all_fail_does_not_end_the_others() -> None:
     for score in (0.1, 0.2, 0.3):
         story.report(5, score)
     assert story.state.outcome == "done"
-    best = best_trial(story.state, "score", "max")
+    best = best_trial(story.state)
     assert best is not None
     assert best.trial == 6
     assert [trial.trial for trial in story.state.trials if trial.status is TrialStatus.COMPLETED] == [4, 5, 6, 7]

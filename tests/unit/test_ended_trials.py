@@ -291,7 +291,7 @@ def test_a_stage_without_a_trial_to_train_is_passed_and_the_search_may_end_early
     ]
     assert not [command for command in commands if isinstance(command, (StartTrial, LaunchInstance))]
     assert state.outcome == "done"
-    best = best_trial(state, "score", "max")
+    best = best_trial(state)
     assert best is not None
     assert (best.trial, best.ended, best.iterations, best.status) == (0, True, 1, TrialStatus.COMPLETED)
     assert kinds(commands).count("ReleaseInstance") == 2

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from rubberband.api.dashboard.experiment_texts import Asked, table_page
 from rubberband.errors import InputError
 from rubberband.executor import Result, TrialReport, TrialStatus, best_trial, open_folder
+from rubberband.executor.core.ranking import rank
 from rubberband.executor.core.state import TrialState
-from rubberband.executor.core.trials import rank
 from rubberband.executor.result.result import Objective, front
 from rubberband.running.run import load_result, run_experiment
 from rubberband.spec.experiment import Experiment
+from rubberband.values.ranking import Ranking
 from rubberband.views.charts.learning import trade_off
 from rubberband.views.report.page import render_html
 from rubberband.views.report.tables import headlines, pareto
@@ -139,12 +140,12 @@ def reported(trial: int, value: float | None) -> TrialState:
 def test_infinite_nan_and_missing_metrics_come_last_in_both_modes(mode: str, order: tuple[int, ...]) -> None:
     values = [-1.0, 0.5, math.inf, -math.inf, math.nan, 2.0]
     trials = [reported(trial, value) for trial, value in enumerate(values)]
-    assert rank(trials, "score", mode) == order
-    assert rank([*trials, reported(6, None), TrialState(trial=7)], "score", mode) == (*order, 6, 7)
+    assert rank(trials, Ranking(metric="score", mode=mode)) == order
+    assert rank([*trials, reported(6, None), TrialState(trial=7)], Ranking(metric="score", mode=mode)) == (*order, 6, 7)
 
 
 def test_equal_metrics_go_by_number() -> None:
-    assert rank([reported(trial, 0.5) for trial in (2, 0, 1)], "score", "max") == (0, 1, 2)
+    assert rank([reported(trial, 0.5) for trial in (2, 0, 1)], Ranking(metric="score", mode="max")) == (0, 1, 2)
 
 
 def test_a_failed_trial_is_not_the_best_of_what_was_cut_short() -> None:
@@ -153,6 +154,6 @@ def test_a_failed_trial_is_not_the_best_of_what_was_cut_short() -> None:
     story.report(1, 0.5)
     story.fail(0, "not_a_number")
     assert story.state.trials[0].status is TrialStatus.FAILED
-    best = best_trial(story.state, "score", "max")
+    best = best_trial(story.state)
     assert best is not None
     assert best.trial == 1

@@ -109,7 +109,7 @@ def test_it_is_the_best_if_its_metric_is(metric: float) -> None:
         story.report(2, 0.5)
         story.report(3, 0.6)
     assert story.state.outcome == "done"
-    best = best_trial(story.state, "score", "max")
+    best = best_trial(story.state)
     assert best is story.state.trials[0 if metric > 0.6 else 3]
 
 
@@ -128,7 +128,7 @@ def test_without_any_trial_left_it_is_done_if_one_reported_and_else_failed() -> 
     for trial in range(4):
         stop(story, trial)
     assert story.state.outcome == "done"
-    assert best_trial(story.state, "score", "max") is story.state.trials[2]
+    assert best_trial(story.state) is story.state.trials[2]
 
     story = Story(job())
     story.tell(Started)

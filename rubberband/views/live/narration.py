@@ -38,8 +38,8 @@ from rubberband.executor.core.history import (
     Setback,
 )
 from rubberband.executor.core.job import Job
+from rubberband.executor.core.ranking import best_trial
 from rubberband.executor.core.state import UNDER_WAY, LaneState, Phase, StageRecord, State, TrialState, TrialStatus
-from rubberband.executor.core.trials import best_trial
 from rubberband.units import counted, duration, format_usd, gpus_each, in_unit
 from rubberband.values.offer import slots
 from rubberband.views.formatting import (
@@ -420,7 +420,7 @@ class Narrator:
             releasing = f": {len(going)} -> 0 instances, releasing {listed(going)}" if going else ""
             said += [f"ending{why}{releasing}"] if going or why else []
         if state.course == "finished" and state.ended_at is not None:
-            best, found = best_trial(state, self._job.metric, self._job.mode), "no trial reported"
+            best, found = best_trial(state), "no trial reported"
             if best is not None:
                 which = f"trial {best.trial}, {counted(best.iterations, 'iteration')}{_batch(best)}"
                 found = f"best {self._job.metric}={_metric(self._job, best)} ({which})"

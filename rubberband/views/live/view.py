@@ -29,9 +29,9 @@ from rubberband.executor.core.events import Event
 from rubberband.executor.core.forecast import Forecast, expected_iterations, forecast
 from rubberband.executor.core.history import Promotion
 from rubberband.executor.core.job import Job
+from rubberband.executor.core.ranking import best_trial
 from rubberband.executor.core.state import LaneState, Phase, StageRecord, State, TrialState, TrialStatus
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
-from rubberband.executor.core.trials import best_trial
 from rubberband.executor.run.driver import Observer
 from rubberband.units import counted, duration, gpus_each, in_unit
 from rubberband.values.asynchronous import AsyncUse
@@ -128,7 +128,7 @@ class Progress:
 
 def observe(job: Job, state: State) -> Progress:
     """Return the progress of `state`, without references to parts that will change."""
-    best = best_trial(state, job.metric, job.mode)
+    best = best_trial(state)
     value = None if best is None else best.metric(job.metric)
     latest = [(trial.trial, trial.reports[-1]) for trial in state.running() if trial.reports]
     return Progress(

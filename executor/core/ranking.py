@@ -1,0 +1,38 @@
+"""The order of trials at a SYNC and on a rung, and the best one so far or at the end. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rubberband.executor.core.state import State, TrialState, TrialStatus
+from rubberband.values.ranking import Merit, Ranking
+
+
+def merit(ranking: Ranking, trial: TrialState) -> Merit:
+    """Return the merit of a trial's latest report; the lowest is the best."""
+    return ranking.merit(trial.reports[-1].metrics if trial.reports else {})
+
+
+def rank(trials: Iterable[TrialState], ranking: Ranking) -> tuple[int, ...]:
+    """Return trial ids, best latest metric first; ties by trial id; those without a finite metric last."""
+    return tuple(trial.trial for trial in sorted(trials, key=lambda trial: (merit(ranking, trial), trial.trial)))
+
+
+def is_result(trial: TrialState) -> bool:
+    """Whether a trial may be the best of a finished experiment: it was trained to the end, or until the user's stop."""
+    return trial.status is TrialStatus.COMPLETED or (trial.stopped_at is not None and bool(trial.reports))
+
+
+def best_trial(state: State) -> TrialState | None:
+    """Return the winner, or the best so far; None before any report.
+
+    After a finished experiment it is the best of the last stages' first ones: each bracket has a winner of its own.
+    Trials that the user stopped compete with them, by their latest reports.
+    After one that was cut short it is the best latest metric of all trials that did not fail.
+    """
+    if state.outcome == "done":
+        candidates = [trial for trial in state.trials if is_result(trial)]
+    else:
+        candidates = [trial for trial in state.trials if trial.reports and trial.status is not TrialStatus.FAILED]
+    order = rank(candidates, state.job.ranking)
+    return state.trials[order[0]] if order else None
