@@ -70,8 +70,8 @@ def draw(
 
 
 def configurations(state: State, setup: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:
-    """Return trial -> its configuration, as far as they are drawn; `setup` is that of the journal's header."""
-    return ChainMap(state.sampled_configs, dict(enumerate(setup["configurations"])))
+    """Return trial -> its present configuration, as far as they are drawn; `setup` is that of the journal's header."""
+    return ChainMap(state.forked_configs, state.sampled_configs, dict(enumerate(setup["configurations"])))
 
 
 class Seeds(dict[int, int]):
@@ -101,7 +101,11 @@ def known_results(
     done = sorted((len(state.trials[trial].reports) for trial in drawn), reverse=True)
     iterations = max(1, done[min(max(1, enough - len(given)), len(done)) - 1] if done else 1)
     objectives = search.objectives
-    values = {trial: _values(objectives, state.trials[trial], iterations) for trial in drawn}
+    values = {
+        trial: _values(objectives, state.trials[trial], iterations)
+        for trial in drawn
+        if iterations > state.trials[trial].inherited  # until there, another configuration was trained
+    }
     every = [metrics for metrics in (*values.values(), *(entry.values for entry in given)) if metrics is not None]
     columns = [[value for value in column if math.isfinite(value)] for column in zip(*every, strict=True)]
     if not columns or not all(columns):

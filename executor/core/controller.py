@@ -14,7 +14,7 @@ import math
 import shlex
 from collections.abc import Sequence
 
-from rubberband.executor.core import bill, instances, launching, limits, promotion, stragglers
+from rubberband.executor.core import bill, forking, instances, launching, limits, promotion, stragglers
 from rubberband.executor.core import trials as attempts
 from rubberband.executor.core.events import (
     AllotmentChanged,
@@ -34,6 +34,7 @@ from rubberband.executor.core.events import (
     Tick,
     TrialEnded,
     TrialFailed,
+    TrialForked,
     TrialRepeated,
     TrialReported,
     TrialsDrawn,
@@ -177,6 +178,8 @@ class Controller:
                 self._note_planned(event)
             case TrialsDrawn():
                 self._note_configs(event)
+            case TrialForked():
+                self._commands += forking.fork(self.state, event)
             case CancelRequested():
                 self._end("cancelled", event.reason or "cancelled by the user")
             case TrialStopRequested():
@@ -424,7 +427,7 @@ class Controller:
         ranked = [trial for trial in contenders if trial.status not in over]
         for left in [trial for trial in ranked if not lane.ends_last_rung(trial)]:
             state.put(left, TrialStatus.STOPPED)
-            self._commands += attempts.let_go(left)
+            self._commands += attempts.let_go(state, left)
         ranked = [trial for trial in ranked if trial.status is not TrialStatus.STOPPED]
         stage.ranking = rank(ranked, self.job.ranking)
         if not stage.ranking:
@@ -437,7 +440,7 @@ class Controller:
         else:
             for trial in set(stage.ranking) - set(promoted):
                 state.put(state.trials[trial], TrialStatus.STOPPED)
-                self._commands += attempts.let_go(state.trials[trial])
+                self._commands += attempts.let_go(state, state.trials[trial])
         self._go_to(lane, stage.stage + 1)
 
     def _go_to(self, lane: LaneState, stage: int) -> None:

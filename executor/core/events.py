@@ -325,6 +325,27 @@ class TrialsDrawn(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrialForked(Event):
+    """A trial goes on from another trial's checkpoint, with a configuration of its own.
+
+    It takes over that trial's reports up to there, and its own earlier ones do not count any more. It does not train
+    when this is journalled. A fact like any other: a resume adopts it, and draws none.
+    """
+
+    trial: int
+    parent: int
+    """The trial whose checkpoint it takes."""
+    iterations: int
+    """Iterations that the checkpoint holds: the parent's latest, or the one before."""
+    configuration: Mapping[str, Any]
+    """Its own from then on."""
+    changes: Mapping[str, tuple[Any, Any]]
+    """Parameter -> (the parent's value, its own); None where one of them has no such parameter."""
+    reason: str
+    """Why, for the user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRequested(Event):
     """The user wants the experiment to end now."""
 
@@ -440,7 +461,10 @@ class StopTrial(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscardCheckpoint(Command):
-    """Delete a checkpoint that is not gone back to any more: two newer ones are journalled, or its trial is over."""
+    """Delete a checkpoint that is not gone back to any more: two newer ones are journalled, or its trial is over.
+
+    No other trial refers to it either.
+    """
 
     checkpoint: CheckpointRef
 

@@ -5,7 +5,7 @@ Times are seconds from the start of the run, 0 before it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -30,6 +30,24 @@ class Promotion:
     at_s: float
     trial: int
     rung: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """A trial goes on from another trial's checkpoint, with a configuration of its own."""
+
+    at_s: float
+    trial: int
+    parent: int
+    iterations: int
+    """Iterations that the checkpoint holds."""
+    from_iterations: int
+    """Iterations that the trial itself had done."""
+    configuration: Mapping[str, Any]
+    """Its own from then on."""
+    changes: Mapping[str, tuple[Any, Any]]
+    """Parameter -> (the parent's value, its own); None where one of them has no such parameter."""
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +118,8 @@ class HungInstance:
     """Whether it is used until the other one is ready; if not, its trials wait for that."""
 
 
-Record = Setback | Promotion | Pause | LimitsExtended | InstanceCapChanged | Replacement | HungInstance
-Kind = TypeVar("Kind", Setback, Promotion, Pause, LimitsExtended, InstanceCapChanged, Replacement, HungInstance)
+Record = Setback | Promotion | Fork | Pause | LimitsExtended | InstanceCapChanged | Replacement | HungInstance
+Kind = TypeVar("Kind", Setback, Promotion, Fork, Pause, LimitsExtended, InstanceCapChanged, Replacement, HungInstance)
 
 
 @dataclass(slots=True)

@@ -399,7 +399,7 @@ def _ratios(state: State, use: GangRun, expected: Expected, within_first_s: floa
     began_at, found = use.repeated_until or use.training_at, list[float]()
     first_at = None if use.repeated_until else began_at
     mixed = gang_factor(state.job.profile, state, use.gang)
-    for report in state.trials[use.trial].reports:
+    for report in state.trials[use.trial].made:
         if not use.training_at < report.reported_at <= until:
             continue
         if is_settled(report) and not any(began_at < woke_at <= report.reported_at for woke_at in state.woke_at):
@@ -465,7 +465,7 @@ def _resumes(state: State) -> bool:
 
 def _goes_on(state: State, trial: TrialState) -> bool | None:
     """Whether the trial's latest start trained less than all again, or its checkpoint has any; None: not known yet."""
-    if trial.checkpoint is None or not trial.reports:
+    if trial.checkpoint is None or not trial.has_reported:
         return None
     use = state.allocation(trial)
     before = 0 if use.training_at is None else sum(each.reported_at <= use.training_at for each in trial.reports)

@@ -9,8 +9,8 @@ from rubberband.values.ranking import Merit, Ranking
 
 
 def merit(ranking: Ranking, trial: TrialState) -> Merit:
-    """Return the merit of a trial's latest report; the lowest is the best."""
-    return ranking.merit(trial.reports[-1].metrics if trial.reports else {})
+    """Return the merit of a trial's latest metrics; the lowest is the best."""
+    return ranking.merit(trial.metrics)
 
 
 def rank(trials: Iterable[TrialState], ranking: Ranking) -> tuple[int, ...]:
@@ -20,7 +20,7 @@ def rank(trials: Iterable[TrialState], ranking: Ranking) -> tuple[int, ...]:
 
 def is_result(trial: TrialState) -> bool:
     """Whether a trial may be the best of a finished experiment: it was trained to the end, or until the user's stop."""
-    return trial.status is TrialStatus.COMPLETED or (trial.stopped_at is not None and bool(trial.reports))
+    return trial.status is TrialStatus.COMPLETED or (trial.stopped_at is not None and trial.has_reported)
 
 
 def best_trial(state: State) -> TrialState | None:
@@ -33,6 +33,6 @@ def best_trial(state: State) -> TrialState | None:
     if state.outcome == "done":
         candidates = [trial for trial in state.trials if is_result(trial)]
     else:
-        candidates = [trial for trial in state.trials if trial.reports and trial.status is not TrialStatus.FAILED]
+        candidates = [trial for trial in state.trials if trial.has_reported and trial.status is not TrialStatus.FAILED]
     order = rank(candidates, state.job.ranking)
     return state.trials[order[0]] if order else None

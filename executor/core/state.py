@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
@@ -68,9 +68,21 @@ class TrialReport:
         return 0 if self.saved_iterations is None else self.iterations - self.saved_iterations
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigSpan:
+    """The configuration that trains a trial from some iteration on, until its next one."""
+
+    after: int
+    """Iterations done before."""
+    trial: int
+    """The trial that trained them, or is to: the trial itself, or one whose checkpoint it has taken over."""
+    configuration: Mapping[str, Any] | None
+    """None: the one with which that trial began."""
+
+
 @dataclass(slots=True, kw_only=True)
 class TrialState:
-    """One trial: a configuration's training, over all stages."""
+    """One trial: a configuration's training, over all stages; the configuration changes if the trial is forked."""
 
     trial: int
     status: TrialStatus = TrialStatus.QUEUED
@@ -83,6 +95,13 @@ class TrialState:
     """The checkpoint before it, to go back to; None: there is none."""
     before_iterations: int = 0
     reports: list[TrialReport] = field(default_factory=list)
+    """One for each iteration."""
+    inherited: int = 0
+    """The first reports that are another trial's, whose checkpoint it has taken over."""
+    left: list[TrialReport] = field(default_factory=list)
+    """Reports that it made before it took over another trial's checkpoint."""
+    configured: tuple[ConfigSpan, ...] = ()
+    """The configurations that have trained it, in order; empty: only the one with which it began."""
     attempt: int = 0
     failures: int = 0
     gpu_failures: int = 0
@@ -110,9 +129,31 @@ class TrialState:
         """Iterations that its next attempt trains again."""
         return self.reports[-1].unsaved_iterations if self.reports else 0
 
+    @property
+    def has_reported(self) -> bool:
+        """Whether its present configuration has a result."""
+        return len(self.reports) > self.inherited
+
+    @property
+    def made(self) -> list[TrialReport]:
+        """The reports that it made itself, in order."""
+        return [*self.left, *self.reports[self.inherited :]] if self.left or self.inherited else self.reports
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The metrics of its latest report; empty before the first one with its present configuration."""
+        return self.reports[-1].metrics if self.has_reported else {}
+
     def metric(self, name: str) -> float | None:
-        """The latest value of a metric; None before the first report."""
-        return self.reports[-1].metrics.get(name) if self.reports else None
+        """The latest value of a metric; None before the first report with its present configuration."""
+        return self.metrics.get(name)
+
+    def kept(self) -> Iterator[tuple[CheckpointRef, int]]:
+        """Yield the checkpoints that it refers to, the latest first, each with the iterations that it holds."""
+        if self.checkpoint is not None:
+            yield self.checkpoint, self.checkpoint_iterations
+        if self.before is not None:
+            yield self.before, self.before_iterations
 
 
 @dataclass(slots=True, kw_only=True)
@@ -415,6 +456,8 @@ class State:
     decisions: list[RestPlanned] = field(default_factory=list)
     sampled_configs: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     """Trial -> its configuration, where a sampler that learns draws them."""
+    forked_configs: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Trial -> its present configuration, where it has taken over another trial's checkpoint."""
     pending_configs: tuple[int, ...] = ()
     """Trials that have a slot now and wait for their configurations, where each is drawn when it starts."""
     failed: list[int] = field(default_factory=list)

@@ -108,10 +108,10 @@ def _hang_is_evidence(lane: LaneState, trial: TrialState) -> bool:
 def _is_alive(state: State, record: InstanceRecord, since: float) -> bool:
     """Whether a trial that trains or trained on an instance has reported from there after `since`."""
     for trial in state.trials:
-        if trial.attempt and trial.reports and trial.reports[-1].reported_at > since:
+        if trial.attempt and trial.made and trial.made[-1].reported_at > since:
             use = state.allocation(trial)
             is_here = any(slot.instance == record.instance for slot in use.gang)
-            if is_here and use.training_at is not None and trial.reports[-1].reported_at >= use.training_at:
+            if is_here and use.training_at is not None and trial.made[-1].reported_at >= use.training_at:
                 return True
     return False
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rubberband.executor.core.events import Command, DiscardCheckpoint, FailureKind, Gang, StartTrial, StopTrial
+from rubberband.executor.core.events import Command, FailureKind, Gang, StartTrial, StopTrial
 from rubberband.executor.core.events import TrialReported as Reported
 from rubberband.executor.core.fleet import InstanceStatus
+from rubberband.executor.core.forking import discard, rewind
 from rubberband.executor.core.history import InstanceCapChanged, Setback
 from rubberband.executor.core.placement import place
 from rubberband.executor.core.ranking import merit
@@ -119,7 +120,7 @@ def _take_in(lane: LaneState, trial: TrialState, event: Reported) -> list[Comman
             balance=event.balance,
         )
     )
-    return [] if replaced is None else [DiscardCheckpoint(checkpoint=replaced)]
+    return discard(lane.state, [replaced])
 
 
 def note_end(lane: LaneState, trial: TrialState) -> None:
@@ -159,7 +160,7 @@ def withdraw(lane: LaneState, trial: TrialState) -> list[Command]:
         lane.rungs.withdraw(trial.rung, trial.trial)
     lane.state.put(trial, TrialStatus.STOPPED)
     trial.stopped_at, lane.has_ended = lane.state.now, True
-    return orders + let_go(trial)
+    return orders + let_go(lane.state, trial)
 
 
 def note_failure(state: State, trial: TrialState, kind: FailureKind, message: str) -> None:
@@ -194,14 +195,14 @@ def go_back(state: State, trial: TrialState, at: float, reason: str) -> None:
     )
     trial.iterations, trial.checkpoint, trial.before = iterations, trial.before, None
     trial.checkpoint_iterations, trial.before_iterations = iterations, 0
-    del trial.reports[iterations:]
+    rewind(trial, iterations)
     state.put(trial, TrialStatus.QUEUED)
 
 
-def let_go(trial: TrialState) -> list[Command]:
+def let_go(state: State, trial: TrialState) -> list[Command]:
     """The trial is stopped: its latest checkpoint is enough."""
     replaced, trial.before = trial.before, None
-    return [] if replaced is None else [DiscardCheckpoint(checkpoint=replaced)]
+    return discard(state, [replaced])
 
 
 def _function_changed(state: State) -> None:

@@ -23,7 +23,15 @@ from rubberband.executor.core.bill import (
     rent_usd_per_hour,
 )
 from rubberband.executor.core.events import CheckpointRef
-from rubberband.executor.core.history import DecisionResult, LimitsExtended, Pause, Replacement, RungResult, Setback
+from rubberband.executor.core.history import (
+    DecisionResult,
+    Fork,
+    LimitsExtended,
+    Pause,
+    Replacement,
+    RungResult,
+    Setback,
+)
 from rubberband.executor.core.limits import can_go_on, not_started
 from rubberband.executor.core.ranking import best_trial
 from rubberband.executor.core.state import GangRun, LaneState, Phase, State, TrialState
@@ -117,13 +125,14 @@ class TrialResult:
     configuration: Mapping[str, Any]
     iterations: int
     metrics: Mapping[str, float]
-    """Metrics of its latest report; empty before the first."""
+    """Metrics of its latest report with its present configuration; empty before the first."""
     failures: int
     failure: str | None
     """Why it failed (or was retried), in one line."""
     checkpoint: CheckpointRef | None
     curve: tuple[tuple[float, int, Mapping[str, float]], ...]
-    """(seconds from the start, iterations, metrics) of every report."""
+    """(seconds from the start, iterations, metrics) of every report that it made itself, in order: a trial that takes
+    over another's checkpoint goes on from the other's iterations."""
     bracket: int | None = None
     """None if there is only one."""
     batches: tuple[BatchStretch, ...] = ()
@@ -309,6 +318,8 @@ class Result:
     """In order."""
     replacements: tuple[Replacement, ...] = ()
     """Slow instances that were replaced, in order."""
+    forks: tuple[Fork, ...] = ()
+    """Trials that went on from another trial's checkpoint with a configuration of their own, in order."""
     instead_of_spot: str = ""
     """How many instances were bought on demand instead of spot, and why; empty if none was."""
     resumable: bool = False
@@ -548,6 +559,7 @@ def summarise(state: State, setup: Mapping[str, Any], now: float) -> Result:
         setbacks=tuple(state.history.of(Setback)),
         pauses=tuple(state.history.of(Pause)),
         replacements=tuple(state.history.of(Replacement)),
+        forks=tuple(state.history.of(Fork)),
         instead_of_spot=_instead_of_spot(state),
         resumable=state.phase is not Phase.FINISHED or can_go_on(state),
         unsaved_trials=sum(
@@ -572,7 +584,7 @@ def _was_cut_off(state: State, use: GangRun) -> bool:
     """Whether an interruption ended the gang's stretch within an iteration."""
     if not use.preempted or use.training_at is None or use.ended_at is None:
         return False
-    return all(report.reported_at != use.ended_at for report in reversed(state.trials[use.trial].reports))
+    return all(report.reported_at != use.ended_at for report in reversed(state.trials[use.trial].made))
 
 
 def jct_s(state: State, at: float) -> float:
@@ -588,15 +600,15 @@ def _trial(state: State, trial: int, config: Mapping[str, Any], seed: int) -> Tr
         status=record.status.value,
         configuration=config,
         iterations=record.iterations,
-        metrics=record.reports[-1].metrics if record.reports else {},
+        metrics=record.metrics,
         failures=record.failures,
         failure=None if record.failure is None else f"{record.failure[0]}: {record.failure[1]}",
         checkpoint=record.checkpoint,
-        curve=tuple((r.reported_at - state.started_at, r.iterations, r.metrics) for r in record.reports),
+        curve=tuple((r.reported_at - state.started_at, r.iterations, r.metrics) for r in record.made),
         bracket=next((b.bracket for b in state.job.brackets if trial in state.job.trials_of(b)), None),
-        batches=batch_history(record.reports, state.started_at),
-        balance=balance_history(record.reports, (u for u in state.allocations if u.trial == trial), state.started_at),
-        updates=tuple(report.updates for report in record.reports if report.updates is not None),
+        batches=batch_history(record.made, state.started_at),
+        balance=balance_history(record.made, (u for u in state.allocations if u.trial == trial), state.started_at),
+        updates=tuple(report.updates for report in record.made if report.updates is not None),
         seed=seed,
         ended=record.ended,
         stopped_s=None if record.stopped_at is None else record.stopped_at - state.started_at,
@@ -605,11 +617,9 @@ def _trial(state: State, trial: int, config: Mapping[str, Any], seed: int) -> Tr
 
 
 def _saved(state: State, trial: TrialState) -> Iterator[KeptCheckpoint]:
-    kept = (trial.checkpoint, trial.checkpoint_iterations), (trial.before, trial.before_iterations)
-    for checkpoint, iterations in kept:
-        if checkpoint is not None:
-            saved_s = trial.reports[iterations - 1].reported_at - state.started_at
-            yield KeptCheckpoint(checkpoint=checkpoint, iterations=iterations, saved_s=saved_s)
+    for checkpoint, iterations in trial.kept():
+        saved_s = trial.reports[iterations - 1].reported_at - state.started_at
+        yield KeptCheckpoint(checkpoint=checkpoint, iterations=iterations, saved_s=saved_s)
 
 
 def _stage(state: State, index: int, at: float) -> StageResult:

@@ -230,8 +230,9 @@ class Translator:
 
     def _report(self, event: TrialReported) -> Iterator[ReportInfo]:
         """Yield a report that counted: one of an attempt that was stopped does not."""
-        reports = self._state.trials[event.trial].reports
-        if not reports or reports[-1] is self._reported.get(event.trial):
+        trial = self._state.trials[event.trial]
+        reports = trial.reports
+        if not trial.has_reported or reports[-1] is self._reported.get(event.trial):
             return
         self._reported[event.trial] = reports[-1]
         yield ReportInfo(
@@ -259,7 +260,9 @@ class Translator:
                 )
 
     def _config(self, trial: int) -> Mapping[str, Any]:
-        return self._state.sampled_configs.get(trial) or self._follower.header.setup["configurations"][trial]
+        state = self._state
+        drawn = state.forked_configs.get(trial) or state.sampled_configs.get(trial)
+        return drawn or self._follower.header.setup["configurations"][trial]
 
     def _sync(self, stage: StageRecord) -> SyncInfo:
         job, state = self._follower.controller.job, self._state

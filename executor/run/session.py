@@ -158,7 +158,7 @@ def _tidy(store: CheckpointStore, event: Event | None, controller: Controller) -
     """
     if event is not None and not isinstance(event, DriverResumed):
         return
-    kept = [ref for trial in controller.state.trials for ref in (trial.checkpoint, trial.before) if ref is not None]
+    kept = [ref for trial in controller.state.trials for ref, _ in trial.kept()]
     with suppress(CheckpointError):  # it costs some disk space and nothing else
         store.tidy(kept)
 
@@ -200,16 +200,15 @@ def _same_folder(folder: ExperimentFolder) -> Observer:
 
 
 def _drawing(spec: RunSpec, controller: Controller) -> tuple[RunSpec, Draw | None]:
-    """Return the settings with the configurations as they are drawn, and the sampler if any are drawn later.
+    """Return the settings with the configurations as they are drawn or changed, and the sampler if any are drawn later.
 
     Raises InputError if that is not installed.
     """
-    if not controller.job.draws:
-        return spec, None
     search = spec.experiment.search
-    search.require_sampler()
+    if controller.job.draws:
+        search.require_sampler()
     known = sampling.configurations(controller.state, {"configurations": spec.configurations})
-    return replace(spec, configurations=known), partial(sampling.draw, search)
+    return replace(spec, configurations=known), partial(sampling.draw, search) if controller.job.draws else None
 
 
 def _note_starts(home: Path, entrypoint: str, controller: Controller, began_at: float) -> None:

@@ -307,8 +307,8 @@ class _Backup:
             return None
         needed, place = set(), folder.checkpoints.resolve()
         for trial in found.controller.state.trials:
-            for ref in (trial.checkpoint, trial.before):
-                if ref is None or ref.url.startswith("virtual:"):
+            for ref, _ in trial.kept():
+                if ref.url.startswith("virtual:"):
                     continue
                 path = Path(unquote(urlsplit(ref.url).path))
                 if path.parent.resolve() == place:  # also by a link to the home, or from it

@@ -11,6 +11,7 @@ from typing import Any
 
 from rubberband.executor.core.history import (
     DecisionResult,
+    Fork,
     HungInstance,
     InstanceCapChanged,
     LimitsExtended,
@@ -20,7 +21,7 @@ from rubberband.executor.core.history import (
 )
 from rubberband.executor.result.result import Result, StageResult
 from rubberband.units import counted, duration, gpus_each
-from rubberband.views.formatting import listed, printable, usd
+from rubberband.views.formatting import listed, printable, setting, usd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +32,10 @@ class StoryLine:
     what: str
     text: str
     kind: str
-    """`sync`, `kept`, `changed`, `extended`, `resumed`, `setback`, `pause`, `replaced` or `stopped`."""
+    """`sync`, `kept`, `changed`, `extended`, `resumed`, `setback`, `forked`, `pause`, `replaced` or `stopped`."""
 
 
-StoryRecord = Setback | Pause | LimitsExtended | Replacement | HungInstance
+StoryRecord = Setback | Fork | Pause | LimitsExtended | Replacement | HungInstance
 
 
 def sentence(one: StoryRecord) -> str:
@@ -43,6 +44,8 @@ def sentence(one: StoryRecord) -> str:
         case Setback():
             to = f"to iteration {one.to_iterations}" if one.to_iterations else "to its beginning"
             return f"trial {one.trial} went back from iteration {one.from_iterations} {to}: {printable(one.reason)}"
+        case Fork():
+            return forked(one)
         case Pause():
             return f"the driver stood still for {duration(one.paused_s)}, paused or with its machine asleep"
         case LimitsExtended():
@@ -58,6 +61,14 @@ def sentence(one: StoryRecord) -> str:
                 f"{one.instance} holds up trial {one.trial} and is replaced {_when(one)}; this is expected to save "
                 f"{duration(one.saved_s)} of {duration(one.left_s)}, and {cost} {usd(abs(one.extra_usd))} USD"
             )
+
+
+def forked(one: Fork) -> str:
+    """Return `trial 3 continues from trial 0 after 10 iterations, lr 0.1 -> 0.12 (7th of 8)`."""
+    changed = ", ".join(f"{name} {setting(was)} -> {setting(now)}" for name, (was, now) in one.changes.items())
+    changed = f", {printable(changed)}" if changed else ""
+    after = counted(one.iterations, "iteration")
+    return f"trial {one.trial} continues from trial {one.parent} after {after}{changed} ({printable(one.reason)})"
 
 
 def _when(one: Replacement | HungInstance) -> str:
@@ -96,7 +107,7 @@ def instance_cap_changed(change: InstanceCapChanged, deadline_s: float | None, *
 
 
 def story(result: Result) -> list[StoryLine]:
-    """Return ends of stages, replans, extensions, resumes, setbacks, pauses, replacements and stops, in order."""
+    """Return ends of stages, replans, extensions, resumes, setbacks, forks, pauses, replacements and stops."""
     restarted = "its process restarted from its journal"
     found = [*_syncs(result)]
     found += [StoryLine(at_s=at_s, what="resumed", text=restarted, kind="resumed") for at_s in result.resumed_s]
@@ -114,6 +125,7 @@ def story(result: Result) -> list[StoryLine]:
     for what, kind, records in (
         ("extended", "extended", result.extensions),
         ("checkpoint lost", "setback", result.setbacks),
+        ("trial forked", "forked", result.forks),
         ("driver paused", "pause", result.pauses),
         ("slow instance replaced", "replaced", result.replacements),
     ):

@@ -27,6 +27,7 @@ from rubberband.executor.core.events import (
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.forecast import forecast
 from rubberband.executor.core.history import (
+    Fork,
     HungInstance,
     InstanceCapChanged,
     Kind,
@@ -115,6 +116,7 @@ class Narrator:
         said += self._instance(event, state) if self._details else []
         said += self._failed(state)
         said += map(sentence, self._fresh("setbacks", state.history.of(Setback)))
+        said += map(sentence, self._fresh("forks", state.history.of(Fork)))
         repeats = not self._warned and self._job.max_iterations > 1
         if isinstance(event, TrialReported) and event.checkpoint is not None and repeats and not event.ended:
             self._warned = event.saved_iterations == 0
@@ -156,6 +158,7 @@ class Narrator:
         self._seen = {
             "failed": len(state.failed),
             "setbacks": len(state.history.of(Setback)),
+            "forks": len(state.history.of(Fork)),
             "decisions": len(state.decisions),
             "promotions": len(state.history.of(Promotion)),
             "replacements": len(state.history.of(Replacement)),

@@ -1,0 +1,77 @@
+"""A trial that goes on from another trial's checkpoint, with a configuration of its own. Writes the state. Pure.
+
+From then on several trials refer to one checkpoint: it is deleted when none does any more. The trial takes over the
+other's reports up to there, so that its reports still are one for each iteration; those that it made itself are kept
+apart (`TrialState.left`), as they show how fast it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rubberband.executor.core.events import CheckpointRef, Command, DiscardCheckpoint, TrialForked
+from rubberband.executor.core.history import Fork
+from rubberband.executor.core.state import ConfigSpan, State, TrialState, TrialStatus
+
+
+def fork(state: State, event: TrialForked) -> list[Command]:
+    """Let a trial go on from its parent's checkpoint.
+
+    It is left alone if it trains, if the user has stopped it, or if the checkpoint is not kept any more. One that had
+    failed, completed, or ended by itself is paused then, and has not.
+    """
+    trial, parent = state.trials[event.trial], state.trials[event.parent]
+    kept = list(parent.kept())
+    at = next((at for at, (_, iterations) in enumerate(kept) if iterations == event.iterations), None)
+    if at is None or parent is trial or trial.status is TrialStatus.RUNNING or trial.stopped_at is not None:
+        return []
+    state.history.add(
+        Fork(
+            at_s=state.elapsed_s(event.occurred_at),
+            trial=trial.trial,
+            parent=parent.trial,
+            iterations=event.iterations,
+            from_iterations=trial.iterations,
+            configuration=event.configuration,
+            changes=event.changes,
+            reason=event.reason,
+        )
+    )
+    freed = [checkpoint for checkpoint, _ in trial.kept()]
+    trial.left += trial.reports[trial.inherited :]
+    trial.reports = parent.reports[: event.iterations]
+    trial.inherited = trial.iterations = event.iterations
+    trial.checkpoint, trial.checkpoint_iterations = kept[at]
+    trial.before, trial.before_iterations = kept[at + 1] if at + 1 < len(kept) else (None, 0)
+    present = ConfigSpan(after=event.iterations, trial=trial.trial, configuration=event.configuration)
+    trial.configured = (*_until(parent, event.iterations), present)
+    trial.failures, trial.ended = 0, False
+    if trial.status is TrialStatus.FAILED or trial.status is TrialStatus.COMPLETED:
+        state.put(trial, TrialStatus.PAUSED)
+    state.forked_configs[trial.trial] = event.configuration
+    return discard(state, freed)
+
+
+def _until(trial: TrialState, iterations: int) -> tuple[ConfigSpan, ...]:
+    """Return the configurations of a trial's first iterations."""
+    spans = trial.configured or (ConfigSpan(after=0, trial=trial.trial, configuration=None),)
+    return tuple(span for span in spans if span.after < iterations)
+
+
+def rewind(trial: TrialState, iterations: int) -> None:
+    """Take back a trial's reports after that many iterations, which it trains again with its present configuration."""
+    del trial.reports[iterations:]
+    trial.inherited = min(trial.inherited, iterations)
+    if trial.configured and trial.configured[-1].after > iterations:
+        present = trial.configured[-1]
+        again = ConfigSpan(after=iterations, trial=present.trial, configuration=present.configuration)
+        trial.configured = (*_until(trial, iterations), again)
+
+
+def discard(state: State, checkpoints: Iterable[CheckpointRef | None]) -> list[Command]:
+    """Order the deletion of checkpoints that a trial has given up, unless a trial still refers to them."""
+    given_up = [checkpoint for checkpoint in checkpoints if checkpoint is not None]
+    if given_up and state.forked_configs:  # until then, no trial has another's
+        kept = {checkpoint.url for trial in state.trials for checkpoint, _ in trial.kept()}
+        given_up = [checkpoint for checkpoint in given_up if checkpoint.url not in kept]
+    return [DiscardCheckpoint(checkpoint=checkpoint) for checkpoint in given_up]
