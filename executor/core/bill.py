@@ -255,6 +255,14 @@ class PaidTime:
     """Billed beyond the release, by the billing minimum."""
     repeated_gpu_s: float = 0.0
     """Training again what a checkpoint did not hold."""
+    idle_before_gpu_s: float = 0.0
+    """The part of `idle_gpu_s` before the first trials start: an instance is ready, and others are not."""
+    idle_in_stage_gpu_s: float = 0.0
+    """The part within stages: no trial is left for the slot while others train, or a trial's instance was lost."""
+    idle_between_gpu_s: float = 0.0
+    """The part between stages: the next one waits for more instances."""
+    idle_after_gpu_s: float = 0.0
+    """The part after the last stage."""
 
     @property
     def total_gpu_s(self) -> float:
@@ -299,14 +307,59 @@ def paid_time(state: State, at: float) -> PaidTime:
         provisioning += job.offer.gpus * min(
             seconds, (at if record.ready_at is None else record.ready_at) - record.running_at
         )
+    idle = max(0.0, held - training - repeated - startup - provisioning)
+    before, between, after = _idle_outside_stages(state, at, idle)
     return PaidTime(
         training_gpu_s=training,
         startup_gpu_s=startup,
         provisioning_gpu_s=provisioning,
-        idle_gpu_s=max(0.0, held - training - repeated - startup - provisioning),
+        idle_gpu_s=idle,
         minimum_gpu_s=minimum,
         repeated_gpu_s=repeated,
+        idle_before_gpu_s=before,
+        idle_in_stage_gpu_s=idle - before - between - after,
+        idle_between_gpu_s=between,
+        idle_after_gpu_s=after,
     )
+
+
+def _idle_outside_stages(state: State, at: float, idle: float) -> tuple[float, float, float]:
+    """Return the GPU-seconds of ready instances before their lanes' first stages train, between stages, and after.
+
+    They are at most `idle` in all; what is left of that is idle within stages.
+    """
+    before = between = after = 0.0
+    for record in state.instances.values():
+        if record.ready_at is None:
+            continue
+        since, gpus = record.ready_at, state.job.offer.gpus
+        for number, until in state.fleet.lanes_of(record):
+            end = min(_by(record.ended_at, at), until)
+            parts = _outside_stages(state.lanes[number], since, max(since, end), at)
+            before, between, after = (
+                total + gpus * part for total, part in zip((before, between, after), parts, strict=True)
+            )
+            since = max(since, end)
+    before = min(before, idle)
+    between = min(between, idle - before)
+    return before, between, min(after, idle - before - between)
+
+
+def _outside_stages(lane: LaneState, since: float, until: float, at: float) -> tuple[float, float, float]:
+    """Return the seconds from `since` to `until` before, between and after the times in which the lane's stages train.
+
+    While the lane goes on, what comes after its latest stage is between two of them.
+    """
+    trained = [(stage.training_at, _by(stage.ended_at, at)) for stage in lane.stages if stage.training_at is not None]
+    if not trained:
+        return until - since, 0.0, 0.0
+    first, last = trained[0][0], trained[-1][1]
+    before = max(0.0, min(until, first) - since)
+    beyond = max(0.0, until - max(since, last))
+    within = math.fsum(max(0.0, min(until, end) - max(since, begin)) for begin, end in trained)
+    between = max(0.0, until - since - before - beyond - within)
+    is_over = lane.stages[-1].stage + 1 == lane.end_stage or lane.state.ended_at is not None
+    return (before, between, beyond) if is_over else (before, between + beyond, 0.0)
 
 
 # How the bill grows from here, as long as nothing is launched, released or lost. Of two courses: what it will be at the

@@ -72,6 +72,9 @@ def test_the_paid_time_adds_up_to_the_bill(job: Job) -> None:
     launched = len(controller.state.instances) * offer.data_usd_per_instance
     head_usd = offer.head_cost_usd(jct_s(controller.state))
     assert bill_usd(controller.state, controller.state.now) == pytest.approx(compute_usd + launched + head_usd)
+    causes = [paid.idle_before_gpu_s, paid.idle_in_stage_gpu_s, paid.idle_between_gpu_s, paid.idle_after_gpu_s]
+    assert min(causes) >= 0.0
+    assert sum(causes) == pytest.approx(paid.idle_gpu_s)
 
 
 @given(jobs(), faults(), st.integers(0, 60), st.sampled_from([1, 1, 2, 3]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from rubberband.executor.core.bill import PaidTime
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.result.batch_history import BalanceStretch
 from rubberband.executor.result.result import InstanceResult, Objective, Result, TrialResult
@@ -266,6 +267,18 @@ def _amounts(parts_usd: Sequence[float], decimals: int) -> tuple[str, list[str]]
     return usd(math.fsum(steps), decimals) if steps else "", [usd(step, decimals) for step in steps]
 
 
+def _idle(paid: PaidTime) -> dict[str, float]:
+    """Return the idle GPU-seconds by cause, the largest first; those of an older report are one line."""
+    causes = {
+        "idle before the first trials": paid.idle_before_gpu_s,
+        "idle within stages": paid.idle_in_stage_gpu_s,
+        "idle between stages": paid.idle_between_gpu_s,
+        "idle after the last stage": paid.idle_after_gpu_s,
+    }
+    known = {name: gpu_s for name, gpu_s in causes.items() if gpu_s > 0.0}
+    return known or {"idle": paid.idle_gpu_s}
+
+
 def paid_time(result: Result) -> TextTable:
     """Return the uses of the paid GPU-seconds, with the whole bill divided in proportion."""
     paid = result.paid
@@ -274,7 +287,7 @@ def paid_time(result: Result) -> TextTable:
         **({"trained again": paid.repeated_gpu_s} if paid.repeated_gpu_s else {}),
         "start-up of trials": paid.startup_gpu_s,
         "instances starting up": paid.provisioning_gpu_s,
-        "idle": paid.idle_gpu_s,
+        **_idle(paid),
         "billing minimum": paid.minimum_gpu_s,
     }
     total_gpu_s = paid.total_gpu_s
@@ -294,8 +307,8 @@ def paid_time(result: Result) -> TextTable:
         ),
         total=("total", f"{math.fsum(seconds):,.{places}f}", f"{math.fsum(percents):.1f}", whole_usd),
         notes=(
-            f"Idle: {result.place}s held without a trial, such as while others finish. Billing minimum: billed "
-            "beyond the release.",
+            f"Idle: {result.place}s held without a trial: within a stage while others finish, between stages while "
+            "instances start. Billing minimum: billed beyond the release.",
             f"USD: the whole bill, shared out in proportion to the {result.place}-seconds.",
             *(["Trained again: iterations that no checkpoint held."] if paid.repeated_gpu_s else []),
         ),
