@@ -291,6 +291,16 @@ class LognormalDelayDict(TypedDict, total=False):
     cv: float
 
 
+class MedianDict(TypedDict, total=False):
+    """A trial ends when its best result so far is worse than the median of the running averages of the others that
+    have come as far (Vizier's and Ray Tune's median stopping rule)."""
+
+    after: int
+    """Evaluated iterations before which no trial ends; the averages are of the results from this one on."""
+    trials: int
+    """Other trials that must have come as far."""
+
+
 class MetricsPlaceDict(TypedDict, total=False):
     """Place of a program's metrics that it neither reports nor prints by itself as `name=number`."""
 
@@ -308,6 +318,24 @@ class MlflowTrackerDict(TypedDict, total=False):
     """Tracking URI; by default MLflow's own, such as MLFLOW_TRACKING_URI."""
     experiment: str | None
     """MLflow's experiment; by default the experiment's name."""
+
+
+class NoImprovementDict(TypedDict, total=False):
+    """The search ends when its best result gets no better. If several are given, the first that is reached ends
+    it."""
+
+    trials: int | None
+    """Trials in a row that end their first stage, or their first rung, without an improvement."""
+    time: float | str | None
+    """Time without an improvement."""
+    cost: float | str | None
+    """Money that is spent without an improvement."""
+    syncs: int | None
+    """SYNCs in a row without an improvement since the one before."""
+    plateau: PlateauDict | None
+    """Best results that are alike."""
+    min_delta: float
+    """An improvement is more than this; not for `plateau`."""
 
 
 class NoSchedulerDict(TypedDict, total=False):
@@ -329,6 +357,31 @@ class NotifyAddressDict(TypedDict, total=False):
     """Name of the environment variable that holds the URL, where the experiment's process runs."""
     kinds: Sequence[Literal["done", "failed", "late", "near_max_cost", "trouble"]]
     """Kinds of its notices; all by default."""
+
+
+class PatienceDict(TypedDict, total=False):
+    """A trial ends when its metric gets no better. Only iterations that the trial evaluates count."""
+
+    iterations: Required[int]
+    """Iterations in a row without an improvement after which the trial ends."""
+    min_delta: float
+    """An improvement is more than this."""
+    std: float | None
+    """Instead of `min_delta`: the trial ends when the standard deviation of its latest `iterations` results is
+    less."""
+    after: int
+    """Iterations before which it never ends."""
+
+
+class PlateauDict(TypedDict, total=False):
+    """The search ends when its best results are alike (Ray Tune's ExperimentPlateauStopper)."""
+
+    top: Required[int]
+    """The number of best results, over the reports of all trials."""
+    std: Required[float]
+    """Their standard deviation is at most this."""
+    reports: int
+    """For more reports in a row than this."""
 
 
 class PointDict(TypedDict, total=False):
@@ -480,6 +533,8 @@ class SearchDict(TypedDict, total=False):
     also: Sequence[AlsoDict]
     """Metrics that are shown beside the one that ranks, with the trials that no other beats in all of them
     (Pareto)."""
+    stop: StopDict
+    """Rules by which trials, and the whole search, end before the plan does."""
 
 
 class ShaDict(TypedDict, total=False):
@@ -509,6 +564,22 @@ class SpotMarketDict(TypedDict, total=False):
     restart: float | str | None
     """From an interruption until the trial trains again; by default both delays and the profile's trial
     start-up."""
+
+
+class StopDict(TypedDict, total=False):
+    """Rules by which trials, and the whole search, end before the plan does."""
+
+    target: float | None
+    """The search ends when a trial reports this value of the metric, or a better one."""
+    patience: PatienceDict | None
+    """A trial ends when its metric gets no better."""
+    median: MedianDict | None
+    """A trial ends when it is worse than half of the others were on average."""
+    no_improvement: NoImprovementDict | None
+    """The search ends when its best result gets no better."""
+    worth: str | None
+    """The search ends at a SYNC when one USD of what is left is expected to improve the metric by less, such as
+    0.001 per USD. Needs constraints.max_cost or constraints.deadline."""
 
 
 class TensorboardTrackerDict(TypedDict, total=False):

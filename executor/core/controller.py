@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from rubberband.executor.core import bill, forking, instances, launching, limits, promotion, stragglers
 from rubberband.executor.core import trials as attempts
+from rubberband.executor.core.ends import ends_search
 from rubberband.executor.core.events import (
     AllotmentChanged,
     CancelRequested,
@@ -80,14 +81,19 @@ class Controller:
             if isinstance(event, AllotmentChanged):
                 return self._change_cap(event)
         is_due = self._wake_at is not None and event.occurred_at >= self._wake_at
+        self._note_standstill(event)
         self.state.now = max(self.state.now, event.occurred_at)
         if self.state.course == "finished" and (self.is_over or not isinstance(event, DriverResumed)):
             return [self._finish()] if isinstance(event, DriverResumed) else []
         if isinstance(event, DriverStopped):
             self.state.stopped = event.reason
             return []
-        before = self.state.changes
+        state, before = self.state, self.state.changes
         lane = self._note(event)
+        if isinstance(event, (TrialReported, TrialEnded)):
+            self._end_by_rule([state.trials[event.trial]])
+        elif isinstance(event, (Tick, DriverResumed)):
+            self._end_by_rule(state.trials)
         if is_due or (self.job.max_cost_usd is not None and self.state.fleet.spending is None):
             self._check_time(isinstance(event, Tick))
         if is_due or self.state.changes != before or self._may_go_on(event, lane):
@@ -145,6 +151,8 @@ class Controller:
                 deadline_s=self.job.deadline_s,
                 max_cost_before_usd=before.max_cost_usd,
                 max_cost_usd=self.job.max_cost_usd,
+                target_before=before.stop.target,
+                target=self.job.stop.target,
             )
         )
         self.state.fleet.rent_changed()
@@ -260,11 +268,16 @@ class Controller:
             state.paused_s += state.now - (state.now if state.ended_at is None else state.ended_at)
             state.outcome, state.reason, state.ended_at = None, "", None
             state.stranded, state.exhausted_usd = False, None
+            ended_by, state.ended_by = state.ended_by, None
             state.fleet.rent_changed()
             state.course = "running"
             for lane in state.lanes:
                 if lane.stage.ended_at is None:
                     lane.phase = Phase.SCALING
+                    if ended_by is not None and not self.job.has_sync:
+                        promotion.promote(lane)
+                    if ended_by is not None and not lane.waiters:
+                        self._sync(lane)
                 elif lane.phase is not Phase.FINISHED:
                     lane.phase = Phase.PLANNING
                     if self._passes(lane, lane.next_stage):
@@ -430,6 +443,7 @@ class Controller:
             self._commands += attempts.let_go(state, left)
         ranked = [trial for trial in ranked if trial.status is not TrialStatus.STOPPED]
         stage.ranking = rank(ranked, self.job.ranking)
+        state.best_so_far.note_sync()
         if not stage.ranking:
             self._fail_bracket(lane, contenders)
             return
@@ -441,6 +455,8 @@ class Controller:
             for trial in set(stage.ranking) - set(promoted):
                 state.put(state.trials[trial], TrialStatus.STOPPED)
                 self._commands += attempts.let_go(state, state.trials[trial])
+            if self._end_by_rule():
+                return
         self._go_to(lane, stage.stage + 1)
 
     def _go_to(self, lane: LaneState, stage: int) -> None:
@@ -490,6 +506,24 @@ class Controller:
             self._commands += instances.release_all(lane)
 
     # Ends
+
+    def _end_by_rule(self, trials: Sequence[TrialState] = ()) -> bool:
+        """End the search where a rule of `search.stop` says so; return whether it has."""
+        state = self.state
+        if state.course != "running" or (found := ends_search(state, trials)) is None:
+            return False
+        state.history.add(found)
+        self._end("done", found.reason)
+        state.ended_by = found
+        return True
+
+    def _note_standstill(self, event: Event) -> None:
+        """Time for which no driver ran is no time without an improvement."""
+        best = self.state.best_so_far
+        if isinstance(event, Tick):
+            best.at += event.paused_s
+        elif isinstance(event, DriverResumed):
+            best.at += max(0.0, event.occurred_at - self.state.now)
 
     def _fail(self, trial: TrialState, kind: FailureKind, message: str) -> None:
         attempts.note_failure(self.state, trial, kind, message)

@@ -369,7 +369,7 @@ class TrialStopRequested(Event):
 class LimitsChanged(Event):
     """The user grants more time or money: the limits in force from then on, as in `Job`; None is no limit.
 
-    A limit is only ever raised: one that would be lower stays as it is.
+    A limit is only ever raised: one that would be lower stays as it is. Or the user sets another target.
     """
 
     request: str
@@ -377,6 +377,8 @@ class LimitsChanged(Event):
     deadline_s: float | None
     """From Started."""
     max_cost_usd: float | None
+    target: float | None = None
+    """The new value of the metric that ends the search; None: as it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,8 @@ def fork(state: State, event: TrialForked) -> list[Command]:
         )
     )
     freed = [checkpoint for checkpoint, _ in trial.kept()]
+    if state.curves is not None:
+        state.curves.forget(trial.trial)
     trial.left += trial.reports[trial.inherited :]
     trial.reports = parent.reports[: event.iterations]
     trial.inherited = trial.iterations = event.iterations

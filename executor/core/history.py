@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from rubberband.values.plan import Plan
 
@@ -61,13 +61,15 @@ class Pause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsExtended:
-    """More time or money than an experiment had, from then on; None is no limit."""
+    """More time or money than an experiment had, or another target, from then on; None is no limit."""
 
     at_s: float
     deadline_before_s: float | None
     deadline_s: float | None
     max_cost_before_usd: float | None
     max_cost_usd: float | None
+    target_before: float | None = None
+    target: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +120,48 @@ class HungInstance:
     """Whether it is used until the other one is ready; if not, its trials wait for that."""
 
 
-Record = Setback | Promotion | Fork | Pause | LimitsExtended | InstanceCapChanged | Replacement | HungInstance
-Kind = TypeVar("Kind", Setback, Promotion, Fork, Pause, LimitsExtended, InstanceCapChanged, Replacement, HungInstance)
+Rule = Literal["target", "patience", "median", "no_improvement", "worth"]
+"""The word of `search.stop` whose rule ended a trial, or the search."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialCut:
+    """A rule ended a trial, whose latest report counts as that of one which has ended by itself."""
+
+    at_s: float
+    trial: int
+    iterations: int
+    rule: Rule
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchEnd:
+    """A rule ended the search."""
+
+    at_s: float
+    rule: Rule
+    reason: str
+    trial: int | None
+    """The one that reached the target, and is the best; None for other rules."""
+    expected_jct_s: float
+    """End of the run that was expected without the rule, from the start."""
+    expected_cost_usd: float
+
+
+Record = (
+    Setback
+    | Promotion
+    | Fork
+    | Pause
+    | LimitsExtended
+    | InstanceCapChanged
+    | Replacement
+    | HungInstance
+    | TrialCut
+    | SearchEnd
+)
+Kind = TypeVar("Kind", bound=Record)
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Prediction, Stage, gang_sizes, total_iterations
 from rubberband.values.profile import Profile
 from rubberband.values.ranking import Ranking
+from rubberband.values.stopping import StopRules
 
 if TYPE_CHECKING:
     from rubberband.executor.core.state import StageRecord
@@ -96,6 +97,8 @@ class Job:
     balances: bool = True
     """Whether a gang of unequal workers is faster than one of its slowest: they divide a batch by their speeds, or do
     not wait for each other."""
+    stop: StopRules = field(default_factory=StopRules)
+    """The rules by which trials and the search end early; none in older journals."""
 
     @property
     def ranking(self) -> Ranking:
@@ -181,13 +184,14 @@ class Job:
         return self if self.deadline_at is None else replace(self, deadline_s=max(0.0, self.deadline_at - started_at))
 
     def granted(self, event: LimitsChanged) -> Job:
-        """The job with the limits that the event grants; none is ever lowered."""
+        """The job with the limits that the event grants, of which none is ever lowered, and with its target."""
         deadline_s = raised(self.deadline_s, event.deadline_s)
         return replace(
             self,
             deadline_s=deadline_s,
             deadline_at=self.deadline_at if deadline_s == self.deadline_s else None,
             max_cost_usd=raised(self.max_cost_usd, event.max_cost_usd),
+            stop=self.stop if event.target is None else replace(self.stop, target=event.target),
         )
 
     def promoted(self, stage: StageRecord) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import math
 
 from rubberband.executor.core import bill
 from rubberband.executor.core.bill import RunSpending
+from rubberband.executor.core.ends import idle_until, reaching
 from rubberband.executor.core.events import FailureKind
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.job import Job
@@ -21,9 +22,13 @@ SMALLEST_WAIT_S = 1e-6
 
 
 def can_go_on(state: State) -> bool:
-    """Whether a resume goes on with an experiment that has ended: by the user, a cap, or the fault of no trial."""
+    """Whether a resume goes on with an experiment that has ended: by the user, a cap, the fault of no trial, or a
+    target that is harder now.
+    """
     if state.outcome == "cancelled" or state.stranded or (state.outcome == "failed" and failed_blameless(state)):
         return True
+    if state.ended_by is not None and state.ended_by.rule == "target":
+        return reaching(state, state.trials) is None
     exhausted_usd = state.exhausted_usd
     return exhausted_usd is not None and (state.job.max_cost_usd is None or state.job.max_cost_usd > exhausted_usd)
 
@@ -65,6 +70,8 @@ def look_ahead(state: State) -> tuple[float, float | None]:
             earliest = due_at
         if now < lane.relaunch_at < earliest and lane.phase is not Phase.FINISHED:
             earliest = lane.relaunch_at
+    if (improves_by := idle_until(state)) is not None:
+        earliest = min(earliest, max(now, improves_by))
     if spending is not None:
         earliest = min(earliest, spending.refresh_at(now), max(now, spending.stops_at(now, job.release_margin_s)))
     return ends_at, earliest if earliest < math.inf else None

@@ -27,10 +27,14 @@ def best_trial(state: State) -> TrialState | None:
     """Return the winner, or the best so far; None before any report.
 
     After a finished experiment it is the best of the last stages' first ones: each bracket has a winner of its own.
-    Trials that the user stopped compete with them, by their latest reports.
-    After one that was cut short it is the best latest metric of all trials that did not fail.
+    Trials that the user stopped compete with them, by their latest reports. The one that reached the target is the
+    best, whatever others report later.
+    After one that was cut short, also by a rule, it is the best latest metric of all trials that did not fail.
     """
-    if state.outcome == "done":
+    ended_by = state.ended_by
+    if ended_by is not None and ended_by.trial is not None:
+        return state.trials[ended_by.trial]
+    if state.outcome == "done" and ended_by is None:
         candidates = [trial for trial in state.trials if is_result(trial)]
     else:
         candidates = [trial for trial in state.trials if trial.has_reported and trial.status is not TrialStatus.FAILED]

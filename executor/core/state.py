@@ -15,10 +15,11 @@ from typing import Any, Literal
 
 from rubberband.executor.core.events import CheckpointRef, FailureKind, Gang, Outcome, RestPlanned
 from rubberband.executor.core.fleet import Fleet, Held, InstanceRecord
-from rubberband.executor.core.history import History
+from rubberband.executor.core.history import History, SearchEnd
 from rubberband.executor.core.job import Bracket, Job
 from rubberband.executor.core.own_speeds import OwnSpeed
 from rubberband.executor.core.placement import FreeSlots
+from rubberband.executor.core.progress import BestSoFar, Curves
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
 from rubberband.planner.exact.model import least_instances as instances_for
 from rubberband.values.adaptive import BatchUse
@@ -483,6 +484,10 @@ class State:
     """Whether it ended for want of instances alone: a resume may find some."""
     exhausted_usd: float | None = None
     """The cap that it ended by: with a larger one a resume goes on."""
+    ended_by: SearchEnd | None = None
+    """The rule that ended it; where that was a target, a resume goes on with a harder one."""
+    best_so_far: BestSoFar = field(default_factory=BestSoFar)
+    """For a rule about a search without an improvement."""
     stopped: str = ""
     """Why the latest driver gave up, until another one goes on; empty if it did not."""
     resumed_at: list[float] = field(default_factory=list)
@@ -495,6 +500,8 @@ class State:
     """Between having ended and being resumed; nothing was held."""
     changes: int = field(default=0, init=False, repr=False, compare=False)
     """How often a trial was given another status."""
+    curves: Curves | None = field(default=None, init=False, repr=False, compare=False)
+    """Results of the trials for the rules that end them; they follow from the reports."""
     _used_gpu_s: dict[str, float] | None = field(default=None, init=False, repr=False, compare=False)
 
     @classmethod

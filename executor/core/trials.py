@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rubberband.executor.core.ends import ends_trial, note_result
 from rubberband.executor.core.events import Command, FailureKind, Gang, StartTrial, StopTrial
 from rubberband.executor.core.events import TrialReported as Reported
 from rubberband.executor.core.fleet import InstanceStatus
@@ -76,9 +77,14 @@ def note_report(lane: LaneState, trial: TrialState, event: Reported) -> list[Com
     at = event.occurred_at
     orders = _take_in(lane, trial, event)
     note_progress(lane, trial, at)
-    if event.ended:
+    is_over = event.ended or trial.iterations >= lane.target_iterations(trial)
+    if not event.ended and (cut := ends_trial(lane, trial)) is not None:
+        state.history.add(cut)
+        orders += [] if is_over else [StopTrial(trial=trial.trial, attempt=trial.attempt)]
         note_end(lane, trial)
-    elif trial.iterations >= lane.target_iterations(trial):
+    elif event.ended:
+        note_end(lane, trial)
+    elif is_over:
         free(state, trial)
         pause(lane, trial)
     elif event.checkpoint is not None and stops_at_checkpoint(lane, trial):
@@ -90,12 +96,18 @@ def note_report(lane: LaneState, trial: TrialState, event: Reported) -> list[Com
 
 def note_late(lane: LaneState, trial: TrialState, event: Reported) -> list[Command]:
     """A stopped attempt's report arrived after all: a resume goes on from there, and does not train it again."""
+    state = lane.state
     if trial.status is not TrialStatus.QUEUED or event.iterations != trial.iterations + 1:
         return []
+    if state.ended_by is not None and state.ended_by.trial == trial.trial:  # what reached the target is handed over
+        return []
     orders = _take_in(lane, trial, event)
-    if event.ended or trial.iterations >= lane.target_iterations(trial):
-        trial.ended = trial.ended or event.ended
-        lane.has_ended = lane.has_ended or event.ended
+    cut = None if event.ended else ends_trial(lane, trial)
+    if cut is not None:
+        state.history.add(cut)
+    if event.ended or cut is not None or trial.iterations >= lane.target_iterations(trial):
+        trial.ended = trial.ended or event.ended or cut is not None
+        lane.has_ended = lane.has_ended or trial.ended
         pause(lane, trial)
     return orders
 
@@ -120,6 +132,7 @@ def _take_in(lane: LaneState, trial: TrialState, event: Reported) -> list[Comman
             balance=event.balance,
         )
     )
+    note_result(lane.state, trial)
     return discard(lane.state, [replaced])
 
 
@@ -134,6 +147,8 @@ def pause(lane: LaneState, trial: TrialState) -> None:
     """The trial has ended its rung, where its result counts at once; at the last one it is done, or waits for SYNC."""
     job = lane.job
     lane.rungs.record(trial.rung, merit(job.ranking, trial), trial.trial)
+    if trial.rung == 0 and trial.last_stage == job.bracket_of(trial.last_stage).first_stage:
+        lane.state.best_so_far.note_end(trial.trial)
     is_done = not job.has_sync and lane.ends_last_rung(trial)
     lane.state.put(trial, TrialStatus.COMPLETED if is_done else TrialStatus.PAUSED)
 
@@ -196,6 +211,8 @@ def go_back(state: State, trial: TrialState, at: float, reason: str) -> None:
     trial.iterations, trial.checkpoint, trial.before = iterations, trial.before, None
     trial.checkpoint_iterations, trial.before_iterations = iterations, 0
     rewind(trial, iterations)
+    if state.curves is not None:
+        state.curves.forget(trial.trial)
     state.put(trial, TrialStatus.QUEUED)
 
 

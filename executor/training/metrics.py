@@ -29,6 +29,7 @@ from rubberband.executor.training.sampler import Indices, reseed
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import Mean, TorchTrial, override_of
 from rubberband.units import counted
+from rubberband.values.stopping import EVALUATED_AT
 
 Weight = float | torch.Tensor
 """Weight of a batch: a number, or a scalar tensor on the device."""
@@ -222,10 +223,6 @@ class Weighing:
 
 
 # Evaluation: the loader of the evaluation set, and the metrics of all ranks made one.
-
-
-EVALUATED_AT = "evaluated_at"
-"""Metric of trials that do not evaluate every iteration: the iteration whose evaluation a report has."""
 
 
 class EvalLoader:

@@ -101,6 +101,7 @@ def job_of(found: PlannedExperiment, spent: Spent) -> Job:
         balances=experiment.gains_from_mixtures,
         speeds=stand_in_speeds(experiment, problem, found.candidates),
         profiling_s=spent.seconds,
+        stop=experiment.search.stop_rules,
     )
 
 

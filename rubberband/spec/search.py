@@ -32,9 +32,11 @@ from rubberband.installation import require
 from rubberband.spec.fields import WHOLE, Count, Words, fault, input_checked
 from rubberband.spec.samplers import SamplerType, check, check_point, grid_size, is_grid, leaves, sample
 from rubberband.spec.space import DOMAINS, DomainType, check_names, parse, plain, to_words
+from rubberband.spec.stopping import Stop
 from rubberband.units import counted, shown
 from rubberband.values.plan import SizeKey, Stage
 from rubberband.values.schedulers import Ladder
+from rubberband.values.stopping import StopRules
 
 Constant = None | bool | int | float | str | list[Any]
 
@@ -419,7 +421,7 @@ class Sampler(Words):
 
 _START = 10
 """Results before which Optuna's samplers draw at random."""
-_OPTIONAL = ("points_to_evaluate", "evaluated_rewards", "also")
+_OPTIONAL = ("points_to_evaluate", "evaluated_rewards", "also", "stop")
 
 
 class Also(Words):
@@ -449,6 +451,8 @@ class Search(Words):
     """Whether a lower or a higher metric is better."""
     also: tuple[Also, ...] = ()
     """Metrics that are shown beside the one that ranks, with the trials that no other beats in all of them (Pareto)."""
+    stop: Stop = Field(default_factory=Stop.model_construct)
+    """Rules by which trials, and the whole search, end before the plan does."""
 
     @model_validator(mode="before")
     @classmethod
@@ -520,6 +524,11 @@ class Search(Words):
         """The metrics that a sampler learns from, each with its mode: `metric`, or all if it is multi-objective."""
         also = self.also if self.sampler.multi_objective else ()
         return [(self.metric, self.mode), *((one.metric, one.mode) for one in also)]
+
+    @property
+    def stop_rules(self) -> StopRules:
+        """The rules of `stop`, as the controller has them."""
+        return self.stop.to_rules(getattr(self.scheduler, "grace_period", 1))
 
     def require_sampler(self) -> None:
         """Raise InputError if the sampler needs a library that is not installed."""

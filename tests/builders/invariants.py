@@ -14,9 +14,11 @@ from rubberband.executor import (
     Slot,
     State,
     TrialStatus,
+    best_trial,
     bill_usd,
     is_result,
 )
+from rubberband.executor.core.ends import reaching
 from rubberband.executor.core.fleet import GONE
 from rubberband.executor.core.state import LaneState
 from rubberband.spec.pool import CAP_SLACK_USD
@@ -79,7 +81,13 @@ def validate(controller: Controller, *, is_informed: bool = True) -> None:
     if state.phase is Phase.FINISHED:
         held_still = [r.instance for r in state.instances.values() if r.status not in GONE]
         assert not held_still, f"finished with {held_still} held"
-        if state.outcome == "done":
+        if state.ended_by is not None:
+            best = best_trial(state)
+            assert state.outcome == "done", f"{state.ended_by.rule} ended it, and it is {state.outcome}"
+            assert best is not None, "a rule ended it without a result"
+            if state.ended_by.rule == "target":
+                assert reaching(state, [best]) is best, f"the best one, {best.trial}, does not reach the target"
+        elif state.outcome == "done":
             winners = [trial for trial in state.trials if is_result(trial)]
             assert winners, "there is no winner"
             for winner in (one for one in winners if one.stopped_at is None):

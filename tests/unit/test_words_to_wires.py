@@ -130,6 +130,10 @@ WRITTEN = {"type": "stages", "stages": [{"trials": 8, "iterations": 1}, {"trials
 STAGES = _with(LOCAL, search__scheduler=WRITTEN)
 NONE = _with(LOCAL, search__scheduler=_asha("none"))
 ASHA = _with(LOCAL, search__scheduler=_asha("asha"))
+PATIENT = _with(LOCAL, search__stop__patience={"iterations": 2})
+UNIMPROVED = _with(LOCAL, search__stop__no_improvement={"time": "20m"})
+FLAT = _with(LOCAL, search__stop__no_improvement={"plateau": {"top": 3, "std": 0.1}})
+HALVED = _with(LOCAL, search__scheduler={**SHA, "max_t": 15})
 DELAYS = {"provision_delay": {"mean": 30, "cv": 0.5}, "init_delay": {"samples": [10, 20]}}
 DELAYED = _with(VIRTUAL, **{f"resources__{key}": value for key, value in DELAYS.items()})
 TRACKED = {kind: _with(LOCAL, track=[{"type": kind}]) for kind in ("csv", "tensorboard", "mlflow", "wandb")}
@@ -161,6 +165,27 @@ LINES: dict[str, Line] = {
         [{"metric": "size", "mode": "min"}],
         [{"metric": "loss2", "mode": "min"}],
     ),
+    "Search.stop": (LOCAL, "search.stop", None, {"target": 0.1}),
+    "Stop.target": (LOCAL, "search.stop.target", 0.1, 0.2),
+    "Stop.patience": (LOCAL, "search.stop.patience", None, {"iterations": 1}),
+    "Stop.median": (LOCAL, "search.stop.median", None, {"after": 2}),
+    "Stop.no_improvement": (LOCAL, "search.stop.no_improvement", None, {"syncs": 1}),
+    "Stop.worth": (LOCAL, "search.stop.worth", "0.001 per USD", "0.002 per USD"),
+    "Patience.iterations": (LOCAL, "search.stop.patience.iterations", 1, 2),
+    "Patience.min_delta": (PATIENT, "search.stop.patience.min_delta", 0.1, 0.2),
+    "Patience.std": (PATIENT, "search.stop.patience.std", 0.1, 0.2),
+    "Patience.after": (PATIENT, "search.stop.patience.after", 2, 3),
+    "Median.after": (LOCAL, "search.stop.median.after", 1, 2),
+    "Median.trials": (LOCAL, "search.stop.median.trials", 2, 3),
+    "NoImprovement.trials": (NONE, "search.stop.no_improvement.trials", 2, 3),
+    "NoImprovement.time": (LOCAL, "search.stop.no_improvement.time", "20m", "30m"),
+    "NoImprovement.cost": (LOCAL, "search.stop.no_improvement.cost", 1, 2),
+    "NoImprovement.syncs": (HALVED, "search.stop.no_improvement.syncs", 1, 2),
+    "NoImprovement.min_delta": (UNIMPROVED, "search.stop.no_improvement.min_delta", 0.1, 0.2),
+    "NoImprovement.plateau": (UNIMPROVED, "search.stop.no_improvement.plateau", None, {"top": 3, "std": 0.1}),
+    "Plateau.top": (FLAT, "search.stop.no_improvement.plateau.top", 3, 4),
+    "Plateau.std": (FLAT, "search.stop.no_improvement.plateau.std", 0.1, 0.2),
+    "Plateau.reports": (FLAT, "search.stop.no_improvement.plateau.reports", 0, 5),
     "Also.metric": (_with(LEARNS, search__sampler__multi_objective=True), "search.also.0.metric", "size", "width"),
     "Also.mode": (_with(LEARNS, search__sampler__multi_objective=True), "search.also.0.mode", "min", "max"),
     "Sampler.type": (LOCAL, "search.sampler.type", "random", "quasi"),
@@ -414,6 +439,10 @@ for _name, _space in SPACES.items():
 
 EXPECTED = """
 job.name: Experiment.name
+job.stop: Search.stop, Stop.target, Stop.patience, Stop.median, Stop.no_improvement, Stop.worth, Patience.iterations,
+    Patience.min_delta, Patience.std, Patience.after, Median.after, Median.trials, NoImprovement.trials,
+    NoImprovement.time, NoImprovement.cost, NoImprovement.syncs, NoImprovement.min_delta, NoImprovement.plateau,
+    Plateau.top, Plateau.std, Plateau.reports
 header.entrypoint measured: Experiment.entrypoint
 header.configurations measured: Search.space, Uniform.type, Uniform.lower, Uniform.upper, QUniform.type,
     QUniform.lower, QUniform.upper, QUniform.q, LogUniform.type, LogUniform.lower, LogUniform.upper, QLogUniform.type,

@@ -1,0 +1,160 @@
+"""`search.stop` of an experiment file: rules by which trials, and the whole search, end early."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from typing import Annotated, Any
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+from rubberband.errors import InputError
+from rubberband.spec.fields import WHOLE, Amount, Count, Duration, Tally, Usd, Words, fault, input_checked
+from rubberband.units import shown
+from rubberband.values import stopping
+
+Finite = Annotated[float, Field(strict=True)]
+Several = Annotated[int, Field(strict=True, ge=2, le=1_000_000), WHOLE]
+Above = Annotated[float, Field(strict=True, gt=0, le=1e12)]
+
+_WORTH = re.compile(r"(?P<gain>\d+(\.\d*)?([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?) per USD")
+
+
+def _worth(value: Any) -> float:
+    if isinstance(value, float):  # read before
+        return value
+    match = _WORTH.fullmatch(" ".join(value.split())) if isinstance(value, str) else None
+    if match is None or float(match["gain"]) == 0.0:
+        raise InputError(
+            f"{shown(value)} is not an improvement of the metric for a USD; write it as 0.001 per USD, above 0"
+        )
+    return float(match["gain"])
+
+
+Worth = Annotated[
+    float,
+    BeforeValidator(input_checked(_worth), json_schema_input_type=str),
+    PlainSerializer(lambda gain: f"{gain!r} per USD"),
+]
+"""An improvement of the metric that one USD must at least buy: `0.001 per USD`."""
+
+
+class _Sparse(Words):
+    """Words of which only those that differ from their defaults are written."""
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        words: dict[str, Any] = serialize(self)
+        defaults = {(field.alias or name): field.default for name, field in type(self).model_fields.items()}
+        names = {name: field.alias or name for name, field in type(self).model_fields.items()}
+        return {key: value for key, value in words.items() if value != defaults[names.get(key, key)]}
+
+
+class Patience(_Sparse):
+    """A trial ends when its metric gets no better. Only iterations that the trial evaluates count."""
+
+    iterations: Count
+    """Iterations in a row without an improvement after which the trial ends."""
+    min_delta: Amount = 0.0
+    """An improvement is more than this."""
+    std: Above | None = None
+    """Instead of `min_delta`: the trial ends when the standard deviation of its latest `iterations` results is less."""
+    after: Tally = 0
+    """Iterations before which it never ends."""
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Patience:
+        if self.std is not None and self.min_delta:
+            raise fault("looks for an improvement, and std for results that are alike; leave one out", at="min_delta")
+        if self.std is not None and self.iterations < 2:
+            raise fault("1 result has no standard deviation; raise it to 2 or more", at="iterations")
+        return self
+
+
+class Median(_Sparse):
+    """A trial ends when its best result so far is worse than the median of the running averages of the others that have
+    come as far (Vizier's and Ray Tune's median stopping rule)."""
+
+    after: Count = 1
+    """Evaluated iterations before which no trial ends; the averages are of the results from this one on."""
+    trials: Count = 3
+    """Other trials that must have come as far."""
+
+
+class Plateau(_Sparse):
+    """The search ends when its best results are alike (Ray Tune's ExperimentPlateauStopper)."""
+
+    top: Several
+    """The number of best results, over the reports of all trials."""
+    std: Amount
+    """Their standard deviation is at most this."""
+    reports: Tally = 0
+    """For more reports in a row than this."""
+
+
+class NoImprovement(_Sparse):
+    """The search ends when its best result gets no better. If several are given, the first that is reached ends it."""
+
+    trials: Count | None = None
+    """Trials in a row that end their first stage, or their first rung, without an improvement."""
+    time_s: Annotated[Duration, Field(gt=0)] | None = Field(None, alias="time")
+    """Time without an improvement."""
+    cost_usd: Annotated[Usd, Field(gt=0)] | None = Field(None, alias="cost")
+    """Money that is spent without an improvement."""
+    syncs: Count | None = None
+    """SYNCs in a row without an improvement since the one before."""
+    plateau: Plateau | None = None
+    """Best results that are alike."""
+    min_delta: Amount = 0.0
+    """An improvement is more than this; not for `plateau`."""
+
+    @model_validator(mode="after")
+    def _agrees(self) -> NoImprovement:
+        limits = (self.trials, self.time_s, self.cost_usd, self.syncs)
+        if not any(limits) and self.plateau is None:
+            raise fault("has no limit; write one of trials, time, cost, syncs, plateau, such as {trials: 20}")
+        if self.min_delta and not any(limits):
+            raise fault("is not for plateau, which has std; leave it out", at="min_delta")
+        return self
+
+
+class Stop(_Sparse):
+    """Rules by which trials, and the whole search, end before the plan does."""
+
+    target: Finite | None = None
+    """The search ends when a trial reports this value of the metric, or a better one."""
+    patience: Patience | None = None
+    """A trial ends when its metric gets no better."""
+    median: Median | None = None
+    """A trial ends when it is worse than half of the others were on average."""
+    no_improvement: NoImprovement | None = None
+    """The search ends when its best result gets no better."""
+    worth_per_usd: Worth | None = Field(None, alias="worth")
+    """The search ends at a SYNC when one USD of what is left is expected to improve the metric by less, such as
+    0.001 per USD. Needs constraints.max_cost or constraints.deadline."""
+
+    def to_rules(self, grace_period: int) -> stopping.StopRules:
+        """Return the rules of the controller."""
+        plateau = self.no_improvement.plateau if self.no_improvement else None
+        found: dict[str, Any] = {
+            "patience": _plain(stopping.Patience, self.patience),
+            "median": _plain(stopping.Median, self.median),
+            "no_improvement": _plain(
+                stopping.NoImprovement, self.no_improvement, plateau=_plain(stopping.Plateau, plateau)
+            ),
+        }
+        rules = stopping.StopRules(target=self.target, worth_per_usd=self.worth_per_usd, **found)
+        return replace(rules, grace_period=grace_period) if rules.ends_trials else rules
+
+
+def _plain(kind: type[Any], words: Words | None, **changes: Any) -> Any:
+    if words is None:
+        return None
+    return kind(**{field.name: getattr(words, field.name) for field in fields(kind)} | changes)
