@@ -45,9 +45,8 @@ def ends_trial(lane: LaneState, trial: TrialState) -> TrialCut | None:
     if median is not None and curve.results >= median.after:
         others = curves.median_of_others(curve, trial.iterations, median.trials)
         if others is not None and curve.best < others:
-            shown, its = (abs(value) if value == 0 else value for value in (others, curve.best))
-            sign = 1.0 if job.mode == "max" else -1.0
-            reason = f"its best {job.metric}, {sign * its:.6g}, is worse than the median {sign * shown:.6g}"
+            its, theirs = (-job.ranking.signed(merit) for merit in (curve.best, others))
+            reason = f"its best {job.metric}, {its:.6g}, is worse than the median of others, {theirs:.6g}"
             return _cut(state, trial, "median", reason)
     return None
 

@@ -152,9 +152,9 @@ class Curves:
         return statistics.median(others) if len(others) >= max(1, at_least) else None
 
 
-def merit_of(iterations: int, metrics: Mapping[str, float], metric: str, mode: Literal[max, min]) -> float | None:
+def merit_of(ranking: Ranking, report: TrialReport) -> float | None:
     """Return the metric of a report, the higher the better; None where it was not evaluated."""
-    value = metrics.get(metric)
-    if value is None or not math.isfinite(value) or not is_evaluated(iterations, metrics, metric):
+    value, metrics = report.metrics.get(ranking.metric), report.metrics
+    if value is None or not math.isfinite(value) or not is_evaluated(report.iterations, metrics, ranking.metric):
         return None
-    return value if mode == "max" else -value
+    return -ranking.signed(value)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -30,7 +30,9 @@ from rubberband.executor.core.history import (
     Pause,
     Replacement,
     RungResult,
+    SearchEnd,
     Setback,
+    TrialCut,
 )
 from rubberband.executor.core.limits import can_go_on, not_started
 from rubberband.executor.core.ranking import best_trial
@@ -149,6 +151,8 @@ class TrialResult:
     """Time at which the user stopped it, from the start; None: not by the user."""
     checkpoints: tuple[KeptCheckpoint, ...] = ()
     """The checkpoints that are kept, the latest first: two at most while it trains, one once it is stopped."""
+    ended_by: str = ""
+    """The rule of `search.stop` that ended it; empty: none did."""
 
     def __repr__(self) -> str:
         metrics = "".join(f" {name}={value:.3g}" for name, value in list(self.metrics.items())[:3])
@@ -160,10 +164,11 @@ class TrialResult:
         return self.with_end(self.status)
 
     def with_end(self, status: str) -> str:
-        """Return a status with the trial's end, by itself or by the user."""
+        """Return a status with the trial's end, by itself, by a rule or by the user."""
         if self.stopped_s is not None:
             return f"{status} (by the user at {self.iterations})" if status == "stopped" else f"{status} (stopped)"
-        return f"{status} (ended at {self.iterations})" if self.ended else status
+        by = f" by {self.ended_by}" if self.ended_by else ""
+        return f"{status} (ended at {self.iterations}{by})" if self.ended else status
 
     @property
     def is_over(self) -> bool:
@@ -334,6 +339,10 @@ class Result:
     """Rungs of a search without a SYNC (asha); empty for others."""
     also: tuple[Objective, ...] = ()
     """The metrics that are reported beside the one that ranks."""
+    ended_by: SearchEnd | None = None
+    """The rule of `search.stop` that ended it; None: none did."""
+    cuts: tuple[TrialCut, ...] = ()
+    """Ends of trials by rules of `search.stop`, in order."""
 
     @property
     def ranking(self) -> Ranking:
@@ -523,7 +532,11 @@ def summarise(state: State, setup: Mapping[str, Any], now: float) -> Result:
     if state.phase is Phase.NEW:
         as_of = state.started_at
     known, seeds = configurations(state, setup), Seeds(setup.get("seeds", ()), setup.get("experiment", {}))
-    trials = tuple(_trial(state, trial, known.get(trial, {}), seeds[trial]) for trial in range(len(state.trials)))
+    rules = {cut.trial: cut.rule for cut in state.history.of(TrialCut)}
+    trials = tuple(
+        replace(_trial(state, trial, known.get(trial, {}), seeds[trial]), ended_by=rules.get(trial, ""))
+        for trial in range(len(state.trials))
+    )
     best = best_trial(state)
     head_s = max(0.0, as_of - state.started_at - state.paused_s)
     return Result(
@@ -571,6 +584,8 @@ def summarise(state: State, setup: Mapping[str, Any], now: float) -> Result:
         unit=job.offer.unit,
         rungs=tuple(_rungs(state)),
         also=tuple(Objective(**entry) for entry in setup.get("experiment", {}).get("search", {}).get("also", ())),
+        ended_by=state.ended_by,
+        cuts=tuple(state.history.of(TrialCut)),
     )
 
 
@@ -588,7 +603,9 @@ def _was_cut_off(state: State, use: GangRun) -> bool:
 
 
 def jct_s(state: State, at: float) -> float:
-    """Return the seconds from the start to the last SYNC of a finished run, otherwise to `at`."""
+    """Return the seconds from the start to the last SYNC of a finished run, or its end by a rule, otherwise to `at`."""
+    if state.ended_by is not None:
+        return state.ended_by.at_s
     ends = [stage.ended_at for stage in state.stages if stage.ended_at is not None]
     return (max(ends) if state.outcome == "done" else at) - state.started_at
 

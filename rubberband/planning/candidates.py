@@ -12,7 +12,7 @@ from rubberband.features import made_by, part
 from rubberband.planner import Problem, Reserve
 from rubberband.planning.startup_history import StartTimes, remark
 from rubberband.spec.experiment import Experiment
-from rubberband.spec.fields import LognormalDelay, delay_of
+from rubberband.spec.fields import LognormalDelay, delay_of, dotted
 from rubberband.spec.samplers import num_configurations
 from rubberband.spec.space import canonical
 from rubberband.units import counted, format_duration
@@ -245,6 +245,14 @@ def repeat_notes(experiment: Experiment) -> list[str]:
         f"space: {counted(trials, 'trial')} have {counted(different, 'configuration')}, and train "
         f"{trials - different:,} again, with other seeds; widen the space{walked}."
     ]
+
+
+def stop_notes(experiment: Experiment) -> list[str]:
+    """Return remarks on rules that end trials or the search early, of which no plan knows when they act."""
+    if not (rules := ", ".join(experiment.search.stop.model_dump(by_alias=True))):
+        return []
+    idle = [f"search.stop.{dotted(path)}: {reason}." for path, reason in experiment.search.idle_rules()]
+    return [f"stop: time and cost are upper bounds; trials or the search may end before by {rules}.", *idle]
 
 
 def sampler_notes(experiment: Experiment, at_once: int) -> list[str]:

@@ -38,6 +38,7 @@ from rubberband.planning.candidates import (
     repeat_notes,
     sampler_notes,
     stand_in_speeds,
+    stop_notes,
 )
 from rubberband.planning.clusters import on_cluster
 from rubberband.planning.feasible import PlannedExperiment, PlanningOptions, PricesAndQuotas, Profiles, planned
@@ -417,7 +418,7 @@ class _Start:
             assert sized.number is not None, "there is a plan"
             options.announce(f"{sized.key}: auto is {sized.number:,}, the largest search within the limits")
             experiment = experiment.sized(sized.key, sized.number)
-        notes = [*repeat_notes(experiment), *sampler_notes(experiment, len(lanes_of(job)))]
+        notes = [*repeat_notes(experiment), *stop_notes(experiment), *sampler_notes(experiment, len(lanes_of(job)))]
         notes += batch_notes(experiment, job.profile.goodput)
         used = {stage.gpus_per_trial for stage in job.plan.stages}
         notes += [note for notes_of in parts("notes") for note in notes_of(experiment, job.profile, used)]

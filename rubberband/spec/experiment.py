@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from pydantic import (
@@ -49,6 +50,7 @@ from rubberband.spec.resources import Resources
 from rubberband.spec.samplers import trial_seed
 from rubberband.spec.search import PROBE, Search
 from rubberband.spec.space import constant_notes
+from rubberband.spec.stopping import check_stop
 from rubberband.units import counted, format_duration, nearest, shown
 from rubberband.values.adaptive import INTERVAL, LR_SCALINGS, AdaptiveBatch
 from rubberband.values.asynchronous import AsyncTraining
@@ -338,6 +340,12 @@ class Experiment(Words):
             check_env(self.resources.env)
         _check_limits(self.search, self.constraints)
         _check_money(self.constraints, self.resources)
+        check_stop(
+            self.search.stop,
+            self.constraints.deadline_s if self.constraints.deadline_at is None else inf,
+            self.constraints.max_cost_usd,
+            has_price=self.resources.has_price or self.resources.pool is not None,
+        )
         if isinstance(self.profile, ProfilesByType):
             _check_profiles(self.profile, self.resources)
         _check_batch(self.batch, self.resources)
@@ -602,7 +610,7 @@ def _check_limits(search: Search, constraints: Constraints) -> None:
 
 def _check_money(constraints: Constraints, resources: Resources) -> None:
     price = resources.price_usd_per_hour
-    if constraints.max_cost_usd == 0.0 and (price or (price is None and not resources.is_free)):
+    if constraints.max_cost_usd == 0.0 and resources.has_price:
         prices = f"{price:g} USD per hour" if price else f"the prices of provider {resources.provider}"
         raise fault(f"0 USD pays for nothing at {prices}; raise it, or leave it out", at=("constraints", "max_cost"))
 

@@ -383,6 +383,11 @@ class Resources(Words):
         return not self.kind.is_rented and (not self.kind.is_simulated or (self.slots is not None and not is_typed))
 
     @property
+    def has_price(self) -> bool:
+        """Whether its instances cost something, as far as is written."""
+        return bool(self.price_usd_per_hour) or (self.price_usd_per_hour is None and not self.is_free)
+
+    @property
     def unit(self) -> Unit:
         """Unit of its costs: GPU-hours on a Ray cluster without a price."""
         return "GPU-h" if self.kind.is_borrowed and not self.price_usd_per_hour else "USD"

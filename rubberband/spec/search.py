@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
@@ -29,10 +29,10 @@ from pydantic_core import CoreSchema
 
 from rubberband.errors import InputError
 from rubberband.installation import require
-from rubberband.spec.fields import WHOLE, Count, Words, fault, input_checked
+from rubberband.spec.fields import WHOLE, Count, Path, Words, fault, input_checked
 from rubberband.spec.samplers import SamplerType, check, check_point, grid_size, is_grid, leaves, sample
 from rubberband.spec.space import DOMAINS, DomainType, check_names, parse, plain, to_words
-from rubberband.spec.stopping import Stop
+from rubberband.spec.stopping import Stop, idle
 from rubberband.units import counted, shown
 from rubberband.values.plan import SizeKey, Stage
 from rubberband.values.schedulers import Ladder
@@ -480,6 +480,8 @@ class Search(Words):
                 )
             probed = self.sized(key, PROBE)
         input_checked(lambda _: probed.check())(None)
+        for rule, reason in probed.idle_rules():
+            raise fault(reason, at=("stop", *rule))
         return self
 
     def _check_rewards(self) -> None:
@@ -529,6 +531,10 @@ class Search(Words):
     def stop_rules(self) -> StopRules:
         """The rules of `stop`, as the controller has them."""
         return self.stop.to_rules(getattr(self.scheduler, "grace_period", 1))
+
+    def idle_rules(self) -> Iterator[tuple[Path, str]]:
+        """Iterate over the keys of `stop` that can never act, each with the reason and the fix."""
+        return idle(self.stop, self.scheduler.brackets(), self.metric, self.mode)
 
     def require_sampler(self) -> None:
         """Raise InputError if the sampler needs a library that is not installed."""

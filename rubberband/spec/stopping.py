@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
+from math import inf
 from typing import Annotated, Any
 
 from pydantic import (
@@ -16,9 +18,10 @@ from pydantic import (
 )
 
 from rubberband.errors import InputError
-from rubberband.spec.fields import WHOLE, Amount, Count, Duration, Tally, Usd, Words, fault, input_checked
-from rubberband.units import shown
+from rubberband.spec.fields import WHOLE, Amount, Count, Duration, Path, Tally, Usd, Words, fault, input_checked
+from rubberband.units import counted, duration, format_usd, shown
 from rubberband.values import stopping
+from rubberband.values.plan import Stage
 
 Finite = Annotated[float, Field(strict=True)]
 Several = Annotated[int, Field(strict=True, ge=2, le=1_000_000), WHOLE]
@@ -28,8 +31,6 @@ _WORTH = re.compile(r"(?P<gain>\d+(\.\d*)?([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?) 
 
 
 def _worth(value: Any) -> float:
-    if isinstance(value, float):  # read before
-        return value
     match = _WORTH.fullmatch(" ".join(value.split())) if isinstance(value, str) else None
     if match is None or float(match["gain"]) == 0.0:
         raise InputError(
@@ -158,3 +159,100 @@ def _plain(kind: type[Any], words: Words | None, **changes: Any) -> Any:
     if words is None:
         return None
     return kind(**{field.name: getattr(words, field.name) for field in fields(kind)} | changes)
+
+
+# What can never act
+
+
+_BOUNDED = re.compile(r"(?<![a-z])(accuracy|acc|f1|auc|auroc|precision|recall|m?iou|dice|top1|top5)(?![a-z])", re.I)
+_NOT_NEGATIVE = re.compile(r"(?<![a-z])(mse|rmse|mae|perplexity|ppl|latency|wer|cer)(?![a-z])", re.I)
+
+
+def idle(stop: Stop, brackets: Sequence[Sequence[Stage]], metric: str, mode: str) -> Iterator[tuple[Path, str]]:
+    """Iterate over the keys of rules that can never act, each with the reason and the fix.
+
+    `brackets` are the scheduler's. A rule that always acts, at the first report, is as useless.
+    """
+    if stop.target is not None and (wrong := _target_fault(stop.target, metric, mode)):
+        yield ("target",), wrong
+    longest = max(sum(stage.iterations for stage in bracket) for bracket in brackets)
+    trials = sum(bracket[0].trials for bracket in brackets)
+    if (patience := stop.patience) is not None:
+        most = longest - (2 if patience.std is None else 1)
+        if patience.iterations > most:
+            what = f"{counted(patience.iterations, 'iteration')} without an improvement"
+            yield ("patience", "iterations"), _late(what, longest, most)
+        elif patience.after >= longest:
+            yield ("patience", "after"), _late(counted(patience.after, "iteration"), longest, longest - 1)
+    if (median := stop.median) is not None:
+        if median.after >= longest:
+            yield ("median", "after"), _late(counted(median.after, "iteration"), longest, longest - 1)
+        if median.trials >= trials:
+            what = f"{counted(median.trials, 'other trial')} are more than there are, of {trials} in all"
+            yield ("median", "trials"), f"{what}; {_lower(trials - 1)}"
+    if (rule := stop.no_improvement) is not None:
+        yield from ((("no_improvement", *at), reason) for at, reason in _idle_search(rule, brackets, trials))
+
+
+def _late(what: str, longest: int, most: int) -> str:
+    return f"{what} are no fewer than a trial of {counted(longest, 'iteration')} has before its end; {_lower(most)}"
+
+
+def _lower(most: int) -> str:
+    return f"lower it to {most}" if most > 0 else "leave it out"
+
+
+def _target_fault(target: float, metric: str, mode: str) -> str:
+    """Return why a target is never reached, or by any report; empty where that is not known."""
+    lowest, highest = (0.0, 100.0) if _BOUNDED.search(metric) else (0.0, inf) if _NOT_NEGATIVE.search(metric) else _ALL
+    side = "at most" if mode == "min" else "at least"
+    of = f"{metric} is {lowest:g} or more" if highest == inf else f"{metric} is from {lowest:g} to {highest:g}"
+    if target < lowest if mode == "min" else target > highest:
+        return f"{target:g} is never reached: {of}; give a target within that"
+    if target >= highest if mode == "min" else target <= lowest:
+        better = "lower" if mode == "min" else "higher"
+        return f"every report is {side} {target:g}: {of}; give a {better} target, or the other mode"
+    return ""
+
+
+_ALL = (-inf, inf)
+
+
+def _idle_search(rule: NoImprovement, brackets: Sequence[Sequence[Stage]], trials: int) -> Iterator[tuple[Path, str]]:
+    has_sync = brackets[0][0].has_sync
+    if rule.trials is not None:
+        if has_sync and len(brackets) == 1:
+            yield ("trials",), f"all {counted(trials, 'trial')} start at once; use syncs, time or cost instead"
+        elif rule.trials > trials - 2:
+            yield ("trials",), f"of {counted(trials, 'trial')} one improves, and the last ends it; {_lower(trials - 2)}"
+    if rule.syncs is not None:
+        syncs = sum(map(len, brackets)) if has_sync else 0
+        if not has_sync:
+            yield ("syncs",), "the scheduler has no SYNC; use trials, time or cost instead"
+        elif rule.syncs > syncs - 2:
+            yield (
+                ("syncs",),
+                f"of {counted(syncs, 'SYNC')} the first improves, and the last ends it; {_lower(syncs - 2)}",
+            )
+
+
+def check_stop(stop: Stop, deadline_s: float | None, max_cost_usd: float | None, *, has_price: bool) -> None:
+    """Raise a fault for a rule that the limits, or instances without a price, make useless."""
+    rule, has_limit = stop.no_improvement, deadline_s is not None or max_cost_usd is not None
+    if stop.worth_per_usd is not None:
+        if not has_limit:
+            wrong = "weighs what is left against its cost, and nothing caps that; set constraints.max_cost or deadline"
+            raise fault(wrong, at=("search", "stop", "worth"))
+        if not has_price:
+            raise fault("needs a price, and these instances have none; leave it out", at=("search", "stop", "worth"))
+    if rule is None:
+        return
+    at = ("search", "stop", "no_improvement")
+    if rule.cost_usd is not None and not has_price:
+        raise fault("is in USD, and these instances have no price; use time instead", at=(*at, "cost"))
+    if rule.cost_usd is not None and max_cost_usd is not None and rule.cost_usd >= max_cost_usd:
+        wrong = f"{format_usd(rule.cost_usd)} are no less than constraints.max_cost; lower it, or leave it out"
+        raise fault(wrong, at=(*at, "cost"))
+    if rule.time_s is not None and deadline_s is not None and rule.time_s >= deadline_s:
+        wrong = f"{duration(rule.time_s)} is no shorter than constraints.deadline; lower it, or leave it out"
+        raise fault(wrong, at=(*at, "time"))

@@ -17,7 +17,9 @@ from rubberband.executor.core.history import (
     LimitsExtended,
     Pause,
     Replacement,
+    SearchEnd,
     Setback,
+    TrialCut,
 )
 from rubberband.executor.result.result import Result, StageResult
 from rubberband.units import counted, duration, gpus_each
@@ -35,7 +37,7 @@ class StoryLine:
     """`sync`, `kept`, `changed`, `extended`, `resumed`, `setback`, `forked`, `pause`, `replaced` or `stopped`."""
 
 
-StoryRecord = Setback | Fork | Pause | LimitsExtended | Replacement | HungInstance
+StoryRecord = Setback | Fork | Pause | LimitsExtended | Replacement | HungInstance | TrialCut
 
 
 def sentence(one: StoryRecord) -> str:
@@ -50,6 +52,9 @@ def sentence(one: StoryRecord) -> str:
             return f"the driver stood still for {duration(one.paused_s)}, paused or with its machine asleep"
         case LimitsExtended():
             return _extended(one)
+        case TrialCut():
+            after = counted(one.iterations, "iteration")
+            return f"trial {one.trial} ended by {one.rule} after {after}: {printable(one.reason)}"
         case HungInstance():
             return (
                 f"{one.instance} is replaced {_when(one)}: trial {one.trial} hung, and no other trial there has "
@@ -86,7 +91,17 @@ def _extended(granted: LimitsExtended) -> str:
     if before_usd is not None and before_usd != max_cost_usd:
         max_cost = "no max_cost" if max_cost_usd is None else f"max_cost {usd(max_cost_usd)} USD"
         parts.append(f"{max_cost} instead of {usd(before_usd)} USD")
+    if granted.target is not None and granted.target != granted.target_before:
+        before = "" if granted.target_before is None else f" instead of {granted.target_before:g}"
+        parts.append(f"target {granted.target:g}{before}")
     return ", ".join(parts)
+
+
+def not_needed(end: SearchEnd, jct_s: float, cost_usd: float) -> str:
+    """Return the time and the cost that a rule's end saved of what was expected."""
+    saved_s, saved_usd = max(0.0, end.expected_jct_s - jct_s), max(0.0, end.expected_cost_usd - cost_usd)
+    whole = f"of the {duration(end.expected_jct_s)} and {usd(end.expected_cost_usd)} USD that were expected"
+    return f"not needed: {duration(saved_s)} and {usd(saved_usd)} USD {whole}"
 
 
 def instance_cap_changed(change: InstanceCapChanged, deadline_s: float | None, *, is_begun: bool) -> str:
@@ -107,7 +122,7 @@ def instance_cap_changed(change: InstanceCapChanged, deadline_s: float | None, *
 
 
 def story(result: Result) -> list[StoryLine]:
-    """Return ends of stages, replans, extensions, resumes, setbacks, forks, pauses, replacements and stops."""
+    """Return ends of stages and of the search, replans, extensions, resumes, setbacks, forks, pauses, and what else was."""
     restarted = "its process restarted from its journal"
     found = [*_syncs(result)]
     found += [StoryLine(at_s=at_s, what="resumed", text=restarted, kind="resumed") for at_s in result.resumed_s]
@@ -122,6 +137,9 @@ def story(result: Result) -> list[StoryLine]:
         if trial.stopped_s is not None
     ]
     found += [_decided(result, decision) for decision in result.decisions]
+    if (end := result.ended_by) is not None:
+        text = f"{printable(end.reason)}; {not_needed(end, result.actual_jct_s, result.actual_cost_usd)}"
+        found.append(StoryLine(at_s=end.at_s, what="end of the search", text=text, kind="stopped"))
     for what, kind, records in (
         ("extended", "extended", result.extensions),
         ("checkpoint lost", "setback", result.setbacks),

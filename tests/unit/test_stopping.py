@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from rubberband.executor import Controller, Job, VirtualBackend, best_trial
+from rubberband.errors import InputError
+from rubberband.executor import Controller, Job, Result, VirtualBackend, best_trial, summarise
 from rubberband.executor.core.history import SearchEnd, TrialCut
 from rubberband.executor.journal.journal import decode_job, encode_job
 from rubberband.planner.exact.model import predict
+from rubberband.planning.candidates import stop_notes
+from rubberband.spec.experiment import Experiment
 from rubberband.spec.search import asha, sha
+from rubberband.units import duration
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.stopping import Median, NoImprovement, Patience, StopRules
+from rubberband.views.report.tables import comparison, headlines
+from rubberband.views.story import sentence
 from tests.builders.jobs import JOB
 from tests.builders.memory import MemoryJournal
 from tests.builders.virtual_runs import run_virtual
@@ -101,3 +108,145 @@ def test_a_resume_decides_alike() -> None:
     for _, event in journal.events():
         again.handle(event)
     assert again.state == controller.state
+
+
+WORDS: dict[str, Any] = {
+    "name": "stops",
+    "search": {
+        "scheduler": {"type": "sha", "num_samples": 27, "max_t": 27},
+        "metric": "accuracy",
+        "mode": "max",
+    },
+    "constraints": {"deadline": "2h", "max_cost": 20},
+    "resources": {"provider": "virtual", "gpus_per_instance": 4, "price_per_hour": 12.24, "max_instances": 4},
+}
+ASHA = {"type": "asha", "num_samples": 8, "max_t": 9}
+
+
+@pytest.mark.parametrize(
+    ("stop", "changes", "message"),
+    [
+        ({"target": 101}, {}, "target: 101 is never reached: accuracy is from 0 to 100; give a target within that"),
+        (
+            {"target": 0},
+            {},
+            "target: every report is at least 0: accuracy is from 0 to 100; give a higher target, or the other mode",
+        ),
+        (
+            {"target": -1},
+            {"metric": "val_rmse", "mode": "min"},
+            "target: -1 is never reached: val_rmse is 0 or more; give a target within that",
+        ),
+        (
+            {"patience": {"iterations": 26}},
+            {},
+            "patience.iterations: 26 iterations without an improvement are no fewer than a trial of 27 iterations has "
+            "before its end; lower it to 25",
+        ),
+        (
+            {"patience": {"iterations": 2, "after": 27}},
+            {},
+            "patience.after: 27 iterations are no fewer than a trial of 27 iterations has before its end; "
+            "lower it to 26",
+        ),
+        ({"patience": {"iterations": 1, "std": 0.1}}, {}, "patience.iterations: 1 result has no standard deviation"),
+        ({"median": {"trials": 27}}, {}, "median.trials: 27 other trials are more than there are, of 27 in all"),
+        (
+            {"no_improvement": {"trials": 3}},
+            {},
+            "no_improvement.trials: all 27 trials start at once; use syncs, time or cost instead",
+        ),
+        (
+            {"no_improvement": {"trials": 7}},
+            {"scheduler": ASHA},
+            "no_improvement.trials: of 8 trials one improves, and the last ends it; lower it to 6",
+        ),
+        (
+            {"no_improvement": {"syncs": 1}},
+            {"scheduler": ASHA},
+            "no_improvement.syncs: the scheduler has no SYNC; use trials, time or cost instead",
+        ),
+        (
+            {"no_improvement": {"syncs": 3}},
+            {},
+            "no_improvement.syncs: of 4 SYNCs the first improves, and the last ends it; lower it to 2",
+        ),
+        ({"no_improvement": {}}, {}, "no_improvement: has no limit; write one of trials, time, cost, syncs, plateau"),
+        ({"no_improvement": {"cost": 20}}, {}, "no_improvement.cost: 20.00 USD are no less than constraints.max_cost"),
+        ({"no_improvement": {"time": "2h"}}, {}, "no_improvement.time: 2h is no shorter than constraints.deadline"),
+        ({"worth": 0.5}, {}, "worth: 0.5 is not an improvement of the metric for a USD; write it as 0.001 per USD"),
+    ],
+)
+def test_a_rule_that_cannot_act_is_refused_in_one_line(
+    stop: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError) as refused:
+        Experiment(**WORDS | {"search": WORDS["search"] | changes | {"stop": stop}})
+    assert str(refused.value).startswith(f"search.stop.{message}")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("stop", "changes", "message"),
+    [
+        (
+            {"worth": "0.001 per USD"},
+            {"constraints": {}},
+            "worth: weighs what is left against its cost, and nothing caps that; set constraints.max_cost or deadline",
+        ),
+        (
+            {"no_improvement": {"cost": 3}},
+            {"resources": {"provider": "local"}},
+            "no_improvement.cost: is in USD, and these instances have no price; use time instead",
+        ),
+    ],
+)
+def test_money_rules_need_money(stop: dict[str, Any], changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=f"search.stop.{message}"):
+        Experiment(**WORDS | {"search": WORDS["search"] | {"stop": stop}} | changes)
+
+
+def test_the_estimate_says_that_it_is_an_upper_bound() -> None:
+    stop = {"target": 0.9, "patience": {"iterations": 3}}
+    assert stop_notes(Experiment(**WORDS | {"search": WORDS["search"] | {"stop": stop}})) == [
+        "stop: time and cost are upper bounds; trials or the search may end before by target, patience."
+    ]
+    assert stop_notes(Experiment(**WORDS)) == []
+
+
+def test_a_search_that_was_sized_has_a_remark_on_rules_that_cannot_act() -> None:
+    scheduler = {"type": "none", "num_samples": 8, "max_t": "auto"}
+    words = WORDS | {"search": WORDS["search"] | {"scheduler": scheduler, "stop": {"patience": {"iterations": 5}}}}
+    assert stop_notes(Experiment(**words).sized("max_t", 4))[1:] == [
+        "search.stop.patience.iterations: 5 iterations without an improvement are no fewer than a trial of 4 "
+        "iterations has before its end; lower it to 2."
+    ]
+
+
+def test_the_report_says_what_was_not_needed() -> None:
+    curves = {trial: [0.1 * (trial + 1)] * 3 for trial in range(4)}
+    curves[1] = [0.2, 0.95, 0.3]
+    job = job_of(Stage(trials=4, iterations=3), Stage(trials=2, iterations=3), stop=StopRules(target=0.9))
+    controller = run(job, curves)
+    result = summarise(controller.state, {"configurations": []}, 1e9)
+    lines = headlines(result)
+    assert lines[0].endswith("; trial 1 reached the target: score=0.95 after 2 iterations (target 0.9)")
+    assert result.actual_jct_s == pytest.approx(20.0)
+    whole = f"{duration(job.prediction.jct_s)} and {job.prediction.cost_usd:.4f} USD"
+    assert lines[1].startswith(f"not needed: {duration(job.prediction.jct_s - 20.0)} and ")
+    assert lines[1].endswith(f" USD of the {whole} that were expected")
+    assert result.best is not None
+    assert (result.best.trial, result.best.metrics["score"]) == (1, 0.95)
+    assert Result.from_json(json.loads(json.dumps(result.to_json()))) == result
+
+
+def test_a_trial_shows_the_rule_that_ended_it() -> None:
+    curves = {0: [0.5] * 9, 1: [0.1 * i for i in range(1, 10)]}
+    job = job_of(Stage(trials=2, iterations=9), stop=StopRules(patience=Patience(iterations=2, min_delta=0.01)))
+    controller = run(job, curves)
+    result = summarise(controller.state, {"configurations": []}, 1e9)
+    assert result.trials[0].status_text == "completed (ended at 3 by patience)"
+    assert [sentence(cut) for cut in result.cuts] == [
+        "trial 0 ended by patience after 3 iterations: no improvement of more than 0.01 in 2 evaluated iterations"
+    ]
+    assert "1 trial ended early by patience." in comparison(result).notes

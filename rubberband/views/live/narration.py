@@ -37,6 +37,7 @@ from rubberband.executor.core.history import (
     Record,
     Replacement,
     Setback,
+    TrialCut,
 )
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.ranking import best_trial
@@ -51,7 +52,7 @@ from rubberband.views.formatting import (
     slow_workers,
     unequal,
 )
-from rubberband.views.story import instance_cap_changed, sentence
+from rubberband.views.story import instance_cap_changed, not_needed, sentence
 
 T = TypeVar("T")
 Slow = tuple[Sequence[int], Sequence[int]]
@@ -124,6 +125,7 @@ class Narrator:
         said += self._unequal(event, state) if isinstance(event, TrialReported) else []
         said += map(sentence, self._fresh("replacements", state.history.of(Replacement)))
         said += map(sentence, self._fresh("hung", state.history.of(HungInstance)))
+        said += map(sentence, self._fresh("cuts", state.history.of(TrialCut)))
         said += self._promoted(state)
         said += self._synced(state)
         said += self._decided(state)
@@ -163,6 +165,7 @@ class Narrator:
             "promotions": len(state.history.of(Promotion)),
             "replacements": len(state.history.of(Replacement)),
             "hung": len(state.history.of(HungInstance)),
+            "cuts": len(state.history.of(TrialCut)),
         }
         self._warned = any(trial.reports and trial.reports[0].saved_iterations == 0 for trial in state.trials)
         self._instances = {record.instance for record in state.instances.values() if record.requested_at < now}
@@ -427,9 +430,11 @@ class Narrator:
             if best is not None:
                 which = f"trial {best.trial}, {counted(best.iterations, 'iteration')}{_batch(best)}"
                 found = f"best {self._job.metric}={_metric(self._job, best)} ({which})"
-            cost = format_usd(bill_usd(state, state.ended_at))
+            cost_usd = bill_usd(state, state.ended_at)
             how = "stopped to keep the budget" if state.outcome == "budget" else state.outcome
-            said.append(f"{how}: {found}; {duration(state.ended_at - state.started_at)}, {cost}")
+            jct_s = state.ended_at - state.started_at
+            saved = "" if state.ended_by is None else f"; {not_needed(state.ended_by, jct_s, cost_usd)}"
+            said.append(f"{how}: {found}; {duration(jct_s)}, {format_usd(cost_usd)}{saved}")
         return said
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from rubberband.executor.core.bill import PaidTime
@@ -38,7 +39,7 @@ from rubberband.views.formatting import (
     usd_decimals,
     worker_values,
 )
-from rubberband.views.story import StoryRecord, cells, sentence
+from rubberband.views.story import StoryRecord, cells, not_needed, sentence
 
 
 def headlines(result: Result) -> list[str]:
@@ -47,6 +48,8 @@ def headlines(result: Result) -> list[str]:
     lines = [f"{result.name}: {_ended(result)}", *failed_alike(result)]
     limits = "; ".join(filter(None, (_deadline(result), "" if result.max_cost_usd is None else budget(result))))
     lines += [limits] if limits else []
+    if result.ended_by is not None:
+        lines.append(not_needed(result.ended_by, result.actual_jct_s, result.actual_cost_usd))
     lines += [printable(result.start_failures)] if tells_start_failures(result) else []
     if result.unsaved_trials:
         lines.append(f"{counted(result.unsaved_trials, 'trial')} {WITHOUT_CHECKPOINT}")
@@ -151,6 +154,8 @@ def comparison(result: Result) -> TextTable:
     notes += [f"After {duration(one.at_s)} it was extended: {sentence(one)}." for one in result.extensions]
     others: tuple[StoryRecord, ...] = (*result.setbacks, *result.pauses, *result.replacements)
     notes += [f"After {duration(one.at_s)} {sentence(one)}." for one in others]
+    for rule, cut in sorted(Counter(cut.rule for cut in result.cuts).items()):
+        notes.append(f"{counted(cut, 'trial')} ended early by {rule}.")
     if result.resumes:
         after = f", after {listed(map(duration, result.resumed_s))}" if result.resumed_s else ""
         notes.append(f"The run was resumed {counted(result.resumes, 'time')}{after}.")
