@@ -179,6 +179,12 @@ FEATURES = (
         },
     ),
     Feature(
+        "Agents",
+        "agents.md",
+        ("mcp", "commands.mcp"),
+        commands={"mcp": (_HOST, "mcp", "Let an agent plan and run experiments.")},
+    ),
+    Feature(
         "Backup",
         "production.md",
         ("running.backup", "running.restore", "commands.store"),

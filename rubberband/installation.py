@@ -32,6 +32,7 @@ _EXTRAS = {
     "hf": "huggingface_hub",
     "server": "fastapi starlette jinja2 prometheus_client python_multipart uvicorn",
     "client": "httpx httpx_sse",
+    "mcp": "mcp",
     "postgres": "psycopg",
     "optuna": "optuna cmaes",
     "pandas": "pandas pyarrow",

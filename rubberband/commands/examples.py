@@ -52,6 +52,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "rubberband tag digits --archive",
     ),
     "rubberband rm": ("rubberband rm digits", "rubberband rm digits digits-2 --dry-run"),
+    "rubberband mcp": ("rubberband mcp", "rubberband mcp --skill"),
     "rubberband backup": ("rubberband backup /mnt/backups/monday",),
     "rubberband restore": ("rubberband restore /mnt/backups/monday",),
     "rubberband serve": (

@@ -19,6 +19,17 @@ POLICY_FILE = "policy.yaml"
 Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1, max_length=1000)]
 
 
+class AgentPolicy(Words):
+    """Limits of what agents start by `rubberband mcp`, beside those of the account. Only people write them."""
+
+    max_usd_per_run: Usd | None = None
+    """Highest max_cost of an experiment on any provider; without it an agent starts nothing that is charged."""
+    max_usd_per_month: Usd | None = None
+    """Highest bill of a calendar month (UTC) of all experiments of agents together, without simulated ones."""
+    providers: Names = ("virtual", "local")
+    """Providers on which an agent may start an experiment."""
+
+
 class AccountPolicy(Words):
     """Limits of what one home rents; a key that is left out limits nothing."""
 
@@ -32,6 +43,8 @@ class AccountPolicy(Words):
     """Types that may be rented; `*` is for any letters, as in `g5.*`."""
     regions: Names | None = None
     """Regions in which instances may be rented."""
+    agents: AgentPolicy | None = None
+    """Limits of agents; without them an agent starts nothing that is charged."""
 
     def refuses_type(self, name: str) -> bool:
         """Whether an instance type may not be rented."""

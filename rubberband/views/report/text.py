@@ -52,13 +52,19 @@ def tables(result: Result, most_trials: int | None = None) -> list[TextTable]:
 def print_report(result: Result, *, verbose: bool = False) -> None:
     """Print the report: one screen, or all of it."""
     styles = ("bold", *("bold yellow" for _ in failed_alike(result)), "", "bold green", "", "dim")
-    lines, every = headlines(result), tables(result, MOST_TRIALS)
+    every = tables(result, MOST_TRIALS)
     if verbose:
-        print_document(lines, every, styles, unit=result.unit)
+        print_document(headlines(result), every, styles, unit=result.unit)
         return
-    shown = [stages(result), pareto(result, _TRIALS_ON_A_SCREEN), trials(result, _TRIALS_ON_A_SCREEN)]
-    lines += comparison(result).notes
-    print_document(lines, [_narrowed(table) for table in shown if table.rows], styles, more(every, shown), result.unit)
+    lines, shown = screen(result)
+    print_document(lines, shown, styles, more(every, shown), result.unit)
+
+
+def screen(result: Result, most_trials: int = _TRIALS_ON_A_SCREEN) -> tuple[list[str], list[TextTable]]:
+    """Return the lines and tables of one screen."""
+    shown = [stages(result), pareto(result, most_trials), trials(result, most_trials)]
+    lines = [*headlines(result), *comparison(result).notes]
+    return lines, [_narrowed(table) for table in shown if table.rows]
 
 
 def _narrowed(table: TextTable) -> TextTable:
