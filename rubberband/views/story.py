@@ -122,7 +122,7 @@ def instance_cap_changed(change: InstanceCapChanged, deadline_s: float | None, *
 
 
 def story(result: Result) -> list[StoryLine]:
-    """Return ends of stages and of the search, replans, extensions, resumes, setbacks, forks, pauses, and what else was."""
+    """Return ends of stages and of the search, replans, extensions, resumes, setbacks, forks, pauses and others."""
     restarted = "its process restarted from its journal"
     found = [*_syncs(result)]
     found += [StoryLine(at_s=at_s, what="resumed", text=restarted, kind="resumed") for at_s in result.resumed_s]
