@@ -13,7 +13,6 @@ import inspect
 import json
 import math
 import os
-import re
 import signal
 import sys
 import time
@@ -24,7 +23,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any, NoReturn
 
-from rubberband.executor.training.reporting import report
+from rubberband.integrations.optuna import Trial, evaluated
 
 LIMIT_S = 60.0
 """Time in which the parameters of an objective are found."""
@@ -45,19 +44,7 @@ def main(words: Sequence[str]) -> None:
         os._exit(0)
     path, _, name = first.rpartition(":")
     config = json.loads(more[0] if more else os.environ["RUBBERBAND_CONFIG"])
-    trial = Trial(config, maximizes)
-    try:
-        value = _objective(path, name)(trial)
-    except Exception as error:
-        if type(error).__name__ == "TrialPruned":
-            _end(f"{name} has pruned this configuration itself")
-        raise
-    if isinstance(value, list | tuple):
-        _end(f"{name} returned {len(value)} values; return the one that ranks trials")
-    if not isinstance(value, int | float) and not hasattr(value, "item"):
-        _end(f"{name} returned {value!r}, which is no number")
-    if trial.latest != float(value):
-        report({"value": float(value)})
+    evaluated(_objective(path, name), Trial(config, maximizes))
 
 
 def _end(line: str) -> NoReturn:
@@ -121,101 +108,6 @@ def _without_studies(name: str) -> None:
     optuna.create_study = optuna.study.create_study = create_study
 
 
-class Trial:
-    """A trial of Optuna that has its values from a configuration."""
-
-    def __init__(self, config: Mapping[str, Any], maximizes: bool) -> None:
-        self.params: dict[str, Any] = {}
-        self.user_attrs: dict[str, Any] = {}
-        self.system_attrs: dict[str, Any] = {}
-        self.study = Study(maximizes)
-        run = re.match(r"rubberband-(\d+)-", os.environ.get("TORCHELASTIC_RUN_ID", ""))
-        self.number = int(run[1]) if run else 0
-        self.latest: float | None = None
-        """The value that was reported last."""
-        self._config = config
-        self._steps = set[int]()
-
-    def suggest_float(
-        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
-    ) -> float:
-        return float(self._within(name, {"low": low, "high": high, "step": step, "log": log, "kind": "float"}))
-
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        return int(self._within(name, {"low": low, "high": high, "step": step, "log": log, "kind": "int"}))
-
-    suggest_uniform = suggest_float
-
-    def suggest_loguniform(self, name: str, low: float, high: float) -> float:
-        return self.suggest_float(name, low, high, log=True)
-
-    def suggest_discrete_uniform(self, name: str, low: float, high: float, q: float) -> float:
-        return self.suggest_float(name, low, high, step=q)
-
-    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
-        texts = [choice if isinstance(choice, str) else json.dumps(choice, default=repr) for choice in choices]
-        value = self._value(name, {"kind": "choice", "values": list(choices), "texts": texts})
-        known = [json.dumps(choice, default=repr) for choice in choices]
-        if (found := json.dumps(value)) not in known:  # an option that has parameters of its own has a text as name
-            known, found = texts, value
-        if found not in known:
-            _end(
-                f"{name}={value!r} is not one of {', '.join(texts)}, the choices of suggest_categorical; run init again"
-            )
-        self.params[name] = choices[known.index(found)]
-        return self.params[name]
-
-    def report(self, value: float, step: int) -> None:
-        if step not in self._steps:  # as a study, which keeps the first of a step
-            self._steps.add(step)
-            self.latest = float(value)
-            report({"value": self.latest})
-
-    def should_prune(self) -> bool:
-        return False
-
-    def set_user_attr(self, key: str, value: Any) -> None:
-        self.user_attrs[key] = value
-
-    def set_system_attr(self, key: str, value: Any) -> None:
-        self.system_attrs[key] = value
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"trial.{name} is a study's, and RubberBand runs the objective without one")
-
-    def _within(self, name: str, words: dict[str, Any]) -> float:
-        value = self._value(name, words)
-        if not words["low"] <= value <= words["high"]:
-            _end(f"{name}={value} is outside {words['low']} to {words['high']}, which suggest_… has; run init again")
-        self.params[name] = value
-        return float(value) if words["kind"] == "float" else value
-
-    def _value(self, name: str, words: dict[str, Any]) -> Any:
-        if name not in self._config:
-            _end(f"the objective asks for {name}, which the experiment's space lacks; add it there")
-        return self._config[name]
-
-
-class Study:
-    """The study of a trial, as far as callbacks ask for it."""
-
-    def __init__(self, maximizes: bool) -> None:
-        self._maximizes = maximizes
-        self.user_attrs: dict[str, Any] = {}
-
-    @property
-    def direction(self) -> Any:
-        directions: Any = importlib.import_module("optuna").study.StudyDirection
-        return directions.MAXIMIZE if self._maximizes else directions.MINIMIZE
-
-    @property
-    def directions(self) -> list[Any]:
-        return [self.direction]
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"study.{name} needs the other trials, which an objective does not see in RubberBand")
-
-
 # The space.
 
 
@@ -247,7 +139,7 @@ class _Recorder(Trial):
         self.chosen[name] = min(self._forced.get(name, 0), len(words["values"]) - 1)
         return json.loads(json.dumps(words["values"][self.chosen[name]], default=repr))
 
-    def report(self, value: float, step: int) -> None:
+    def report(self, value: float, step: int, *, checkpoint: Any = None) -> None:
         self.reports, self.iterations = True, _rounds(sys._getframe(1))
         raise _Seen
 

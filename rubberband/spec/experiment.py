@@ -49,13 +49,13 @@ from rubberband.spec.program import Program, check_env, check_program
 from rubberband.spec.resources import Resources
 from rubberband.spec.samplers import trial_seed
 from rubberband.spec.search import PROBE, Search
-from rubberband.spec.space import constant_notes
+from rubberband.spec.space import constant_notes, to_words
 from rubberband.spec.stopping import check_stop
 from rubberband.units import counted, format_duration, nearest, shown
 from rubberband.values.adaptive import INTERVAL, LR_SCALINGS, AdaptiveBatch
 from rubberband.values.asynchronous import AsyncTraining
 from rubberband.values.balance import Balance, BalancePolicy
-from rubberband.values.environment import HASH_SEED, Environment
+from rubberband.values.environment import HASH_SEED, LONGEST_SPACE, SPACE, Environment
 from rubberband.values.kinds import part_of
 from rubberband.values.plan import PlanningConstraints, SizeKey, Stage
 from rubberband.values.profile import Profile
@@ -390,7 +390,9 @@ class Experiment(Words):
                 f"resources.env: {HASH_SEED} is 0 on a pool, whose processes start before the experiment; leave it out"
             )
         found = resources.environment(given)
-        return replace(found, variables={HASH_SEED: seed, **found.variables})
+        space = json.dumps({name: to_words(value) for name, value in self.search.space.items()})
+        known = {SPACE: space} if len(space) <= LONGEST_SPACE else {}
+        return replace(found, variables={HASH_SEED: seed, **known, **found.variables})
 
     @property
     def is_function(self) -> bool:

@@ -11,6 +11,10 @@ from urllib.parse import quote, quote_plus
 
 HASH_SEED = "PYTHONHASHSEED"
 """Variable that is read when a process starts: with one value, sets of texts have one order in all starts."""
+SPACE = "RUBBERBAND_SPACE"
+"""Variable of trials' processes: the search space, in the file's words as JSON."""
+LONGEST_SPACE = 100_000
+"""Bytes of it: a longer one is left out, as Linux starts no program with a variable of more than 128 KiB."""
 MASK = "***"
 LEAST_SECRET = 4
 """Characters of a secret: a shorter one is in many words, which a log would lose."""

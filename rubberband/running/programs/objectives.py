@@ -13,11 +13,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from rubberband.errors import InputError
+from rubberband.integrations.optuna import domain_of
 from rubberband.objective import LIMIT_S
 from rubberband.running.first_file import MOST, TrialFindings, name_of
 from rubberband.running.programs.source import PlainSource, arguments, called
@@ -31,7 +31,7 @@ from rubberband.running.programs.written import (
     schedule_of,
     written,
 )
-from rubberband.spec.space import SubSpace, between, canonical, choice, grid_index
+from rubberband.spec.space import SubSpace, canonical, choice
 
 _SAMPLERS = {
     "TPESampler": "optuna, sampler: tpe",
@@ -41,8 +41,6 @@ _SAMPLERS = {
     "RandomSampler": "random",
     "QMCSampler": "quasi",
 }
-_MANY = 1000
-"""Values of a range whose steps begin elsewhere than at 0, which is written as a choice."""
 Run = Mapping[str, Any]
 """One call of the objective: what it asked for, the options that it got."""
 
@@ -292,7 +290,7 @@ def _below(given: Mapping[str, int], names: Sequence[str], runs: Sequence[Run]) 
             continue
         below = [each for each, owner in owners.items() if owner == name]
         if not below:
-            space[name] = _domain(name, options[name])
+            space[name] = domain_of(name, options[name])
             continue
         values = list[Any]()
         for at, value in enumerate(options[name]["values"]):
@@ -321,29 +319,3 @@ def _owner(name: str, choices: Sequence[str], runs: Sequence[Run]) -> str | None
         if all(len(asked) == 1 for asked in by_option.values()) and len(set().union(*by_option.values())) > 1:
             return other
     return None
-
-
-def _domain(name: str, words: Mapping[str, Any]) -> Any:
-    """Return the domain of a `suggest_…`, or a constant."""
-    if words["kind"] == "choice":
-        values = words["values"]
-        if any(
-            isinstance(value, str) and re.match(r"<.* at 0x[0-9a-f]+>|<(class|function|built-in)", value)
-            for value in values
-        ):
-            raise InputError(
-                f"suggest_categorical({name!r}) has values that are no plain ones; write texts, and look the objects up"
-            )
-        return choice(values) if len(values) > 1 else values[0]
-    low, high, step = words["low"], words["high"], words["step"]
-    if low == high:
-        return low
-    if step is None or grid_index(low, step).is_integer():
-        return between(low, high, whole=words["kind"] == "int", step=step, log=words["log"])
-    first, each = Decimal(repr(low)), Decimal(repr(step))
-    count = int((Decimal(repr(high)) - first) / each) + 1
-    if count > _MANY:
-        raise InputError(
-            f"{name}: steps of {step} from {low} have no counterpart; let the range begin at a multiple of {step}"
-        )
-    return choice([type(low)(first + at * each) for at in range(count)])
