@@ -16,11 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rubberband.executor.core.events import TrialsDrawn
-from rubberband.executor.core.state import State, TrialState, TrialStatus
+from rubberband.executor.core.events import TrialForked, TrialsDrawn
+from rubberband.executor.core.forking import givers, takers
+from rubberband.executor.core.state import LaneState, State, TrialState, TrialStatus
 from rubberband.spec.samplers import Configuration, Path, configured, hashed, leaves, sample, trial_seed
 from rubberband.spec.search import Search
-from rubberband.spec.space import DOMAINS, Domain, SubSpace
+from rubberband.spec.space import DOMAINS, Domain, SubSpace, canonical
 from rubberband.units import counted
 
 if TYPE_CHECKING:
@@ -67,6 +68,45 @@ def draw(
         reason = f"at random: {name} needs {counted(enough, 'result')} and there are {results}"
     proposed = propose(search, known, first, len(trials))
     return TrialsDrawn(occurred_at=now(), first_trial=first, configurations=tuple(proposed), reason=reason)
+
+
+def explore(
+    search: Search, drawn: Mapping[int, Mapping[str, Any]], lane: LaneState, now: Callable[[], float]
+) -> list[TrialForked]:
+    """Return how the trials go on that take over checkpoints at a lane's SYNC; `drawn` are all present configurations.
+
+    The numbers follow from the seed, the stage and the trial: a driver that is killed here decides alike once resumed.
+    """
+    stage, job, found = lane.stage, lane.job, list[TrialForked]()
+    parents, ranked = givers(lane), len(stage.trials)
+    for trial in takers(lane):
+        unit = _unit_of(search.sampler.seed, stage.stage, trial.trial)
+        parent = parents[min(int(unit((), "parent") * len(parents)), len(parents) - 1)]
+        before = drawn[parent.trial]
+        own = search.scheduler.explored(search.space, before, unit)
+        names = [*own, *(name for name in before if name not in own)]
+        place = stage.ranking.index(trial.trial) + 1 if trial.trial in stage.ranking else None
+        why = "it had failed" if place is None else f"it was {place} of {ranked}"
+        found.append(
+            TrialForked(
+                occurred_at=now(),
+                trial=trial.trial,
+                parent=parent.trial,
+                iterations=parent.checkpoint_iterations,
+                configuration=own,
+                changes={
+                    name: (before.get(name), own.get(name))
+                    for name in names
+                    if canonical(before.get(name)) != canonical(own.get(name))
+                },
+                reason=f"{why} after {job.stage_name(stage.stage)}",
+            )
+        )
+    return found
+
+
+def _unit_of(seed: int, stage: int, trial: int) -> Callable[[Path, str], float]:
+    return lambda path, purpose: ((hashed(seed, "exchange", stage, trial, *path, purpose) >> 12) + 0.5) * 2.0**-52
 
 
 def configurations(state: State, setup: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:

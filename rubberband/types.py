@@ -373,6 +373,28 @@ class PatienceDict(TypedDict, total=False):
     """Iterations before which it never ends."""
 
 
+class PbtDict(TypedDict, total=False):
+    """Population based training: after each generation, the worst trials continue from the best ones' checkpoints.
+    They do so with changed configurations. All trials train to the end."""
+
+    type: Required[Literal["pbt"]]
+    population: Required[int]
+    """Trials, all of which train in every generation."""
+    generations: Required[int]
+    """Stages; there is an exchange between two of them."""
+    iterations: int
+    """Iterations of a generation."""
+    quantile: float
+    """Share of the population that takes over checkpoints at an exchange, and of those that they are taken from."""
+    perturb: Sequence[float]
+    """Factors, of which one multiplies a number. A value of a choice moves to a neighbour instead."""
+    resample: float
+    """Probability with which a parameter is drawn anew instead."""
+    mutate: Sequence[str] | None
+    """Parameters that change; the others are taken over with the checkpoint, such as those that shape the model. By
+    default all change."""
+
+
 class PlateauDict(TypedDict, total=False):
     """The search ends when its best results are alike (Ray Tune's ExperimentPlateauStopper)."""
 
@@ -519,7 +541,7 @@ class SearchDict(TypedDict, total=False):
 
     space: Mapping[str, Any]
     """Name of a parameter -> its domain or constant."""
-    scheduler: Required[ShaDict | AshaDict | HyperbandDict | NoSchedulerDict | WrittenStagesDict]
+    scheduler: Required[ShaDict | AshaDict | HyperbandDict | NoSchedulerDict | WrittenStagesDict | PbtDict]
     sampler: SamplerDict
     points_to_evaluate: Sequence[Mapping[str, Any]]
     """Configurations of the first trials; what a point leaves out is drawn by the sampler."""

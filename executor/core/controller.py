@@ -187,7 +187,7 @@ class Controller:
             case TrialsDrawn():
                 self._note_configs(event)
             case TrialForked():
-                self._commands += forking.fork(self.state, event)
+                self._note_fork(event)
             case CancelRequested():
                 self._end("cancelled", event.reason or "cancelled by the user")
             case TrialStopRequested():
@@ -326,6 +326,17 @@ class Controller:
         if state.course == "running" and lane.phase is Phase.PLANNING and not self.job.replan:
             self._begin_stage(lane, lane.next_stage)
 
+    def _note_fork(self, event: TrialForked) -> None:
+        """A trial has taken over a checkpoint; after the last one of a SYNC its lane goes on, once it is planned."""
+        state = self.state
+        self._commands += forking.fork(state, event)
+        lane = state.lane_of_trial(state.trials[event.trial])
+        if lane.phase is not Phase.PLANNING or event.trial not in lane.stage.trials:
+            return
+        lane.stage.forked += (event.trial,)
+        if state.course == "running" and not forking.takers(lane):
+            self._go_to(lane, lane.next_stage)
+
     # What follows from time
 
     def _check_time(self, ticked: bool) -> None:
@@ -460,17 +471,21 @@ class Controller:
         self._go_to(lane, stage.stage + 1)
 
     def _go_to(self, lane: LaneState, stage: int) -> None:
-        """The lane goes on with a stage, once its rest is planned, or is over."""
+        """The lane goes on with a stage, once its trials are exchanged and its rest is planned, or is over."""
         if stage == lane.end_stage:
             self._end_lane(lane)
-        elif (self.job.replan and not self._passes(lane, stage)) or self.state.configs_due_before(stage):
+        elif (
+            (self.job.replan and not self._passes(lane, stage))
+            or self.state.configs_due_before(stage)
+            or forking.takers(lane)
+        ):
             lane.phase = Phase.PLANNING
         else:
             self._begin_stage(lane, stage)
 
     def _passes(self, lane: LaneState, stage: int) -> bool:
         """Whether a stage has no trial left to train, as all of its trials have ended by themselves."""
-        if stage >= lane.bracket.end_stage:
+        if stage >= lane.bracket.end_stage or forking.takers(lane):
             return False
         return all(self.state.trials[trial].ended for trial in lane.begins_with(stage))
 

@@ -7,11 +7,11 @@ apart (`TrialState.left`), as they show how fast it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rubberband.executor.core.events import CheckpointRef, Command, DiscardCheckpoint, TrialForked
 from rubberband.executor.core.history import Fork
-from rubberband.executor.core.state import ConfigSpan, State, TrialState, TrialStatus
+from rubberband.executor.core.state import ConfigSpan, LaneState, State, TrialState, TrialStatus
 
 
 def fork(state: State, event: TrialForked) -> list[Command]:
@@ -77,3 +77,49 @@ def discard(state: State, checkpoints: Iterable[CheckpointRef | None]) -> list[C
         kept = {checkpoint.url for trial in state.trials for checkpoint, _ in trial.kept()}
         given_up = [checkpoint for checkpoint in given_up if checkpoint.url not in kept]
     return [DiscardCheckpoint(checkpoint=checkpoint) for checkpoint in given_up]
+
+
+# Which trials take over checkpoints at a SYNC, and from which.
+
+
+def takers(lane: LaneState) -> list[TrialState]:
+    """Return the trials that are still to take over a checkpoint since a lane's latest SYNC, the best first.
+
+    They are those of the last quantile, and all that failed. None does if no trial has a checkpoint to give.
+    """
+    order, taking = _in_order(lane)
+    if not taking or not givers(lane):
+        return []
+    failed = [trial for trial in order if trial.trial not in lane.stage.ranking]
+    last = [trial for trial in order[-taking:] if trial not in failed]
+    return [trial for trial in (*last, *failed) if trial.trial not in lane.stage.forked]
+
+
+def givers(lane: LaneState) -> Sequence[TrialState]:
+    """Return the trials whose checkpoints are taken over: those of the first quantile that have one to go on from.
+
+    One that has ended by itself has none, as its copies would end too.
+    """
+    order, taking = _in_order(lane)
+    first = [trial for trial in order[:taking] if trial.trial in lane.stage.ranking]
+    return [trial for trial in first if trial.checkpoint is not None and not trial.ended and _is_saved(trial)]
+
+
+def _is_saved(trial: TrialState) -> bool:
+    return trial.reports[-1].saved_iterations != 0
+
+
+def _in_order(lane: LaneState) -> tuple[list[TrialState], int]:
+    """Return the trials of the lane's latest stage, best first and failed ones last, and how many take over one.
+
+    Trials that the user has stopped are left out. None takes over one where the stage is not over, or none is to.
+    """
+    if not lane.stages or lane.stage.ended_at is None or not lane.stage.ranking:
+        return [], 0
+    exchange = lane.job.stages[lane.stage.stage].exchange
+    if exchange is None:
+        return [], 0
+    stage, trials = lane.stage, lane.state.trials
+    numbers = (*stage.ranking, *(number for number in stage.trials if number not in stage.ranking))
+    order = [trials[number] for number in numbers if trials[number].stopped_at is None]
+    return order, exchange.takers(len(order))

@@ -197,7 +197,10 @@ class Job:
     def promoted(self, stage: StageRecord) -> tuple[int, ...]:
         """The trials that go on after a stage's SYNC, best first; after the last one of a bracket its whole ranking."""
         is_last = stage.stage + 1 == self.bracket_of(stage.stage).end_stage
-        return stage.ranking if is_last else stage.ranking[: self.stages[stage.stage + 1].trials]
+        if is_last:
+            return stage.ranking
+        revived = (trial for trial in stage.forked if trial not in stage.ranking)
+        return (*stage.ranking[: self.stages[stage.stage + 1].trials], *revived)
 
 
 def raised(limit: float | None, asked: float | None) -> float | None:

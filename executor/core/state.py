@@ -192,6 +192,8 @@ class StageRecord:
     """SYNC."""
     ranking: tuple[int, ...] = ()
     """Best first, at SYNC; failed ones are not in it."""
+    forked: tuple[int, ...] = ()
+    """Trials that have taken over another's checkpoint since its SYNC."""
     widest: int = 0
     """Most instances held at once."""
 

@@ -1,8 +1,8 @@
 """The driver loop: events into the journal, then into the controller; its commands to the backend.
 
-The driver makes two kinds of events itself: after a SYNC, and where the instance cap changed, it plans the rest again;
-and before a bracket begins it may draw configurations. It journals both: a replay needs neither planner nor sampler,
-and a resume by a newer version repeats the old decisions, not its own.
+The driver makes some events itself: after a SYNC trials may take over others' checkpoints, and it plans the rest again,
+also where the instance cap changed; and before a bracket begins it may draw configurations. It journals all of them: a
+replay needs neither planner nor sampler, and a resume by a newer version repeats the old decisions, not its own.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from rubberband.executor.core.events import (
     ReleaseInstance,
     Started,
     Tick,
+    TrialForked,
     TrialReported,
     TrialsDrawn,
 )
 from rubberband.executor.core.fleet import GONE
+from rubberband.executor.core.forking import takers
 from rubberband.executor.core.replanning import decide, decide_within
-from rubberband.executor.core.state import State, TrialStatus
+from rubberband.executor.core.state import LaneState, State, TrialStatus
 from rubberband.executor.journal.inbox import RequestQueue, Requests
 from rubberband.executor.journal.journal import EventLog
 
@@ -41,6 +43,8 @@ Observer = Callable[[Event, Controller], None]
 """Called with every event after the controller has handled it."""
 Draw = Callable[[State, Mapping[int, Mapping[str, Any]], Sequence[int], Callable[[], float]], TrialsDrawn]
 """Draws configurations of consecutive trials: (state, all that were drawn before, trials, clock) -> the event."""
+Explore = Callable[[LaneState, Callable[[], float]], Sequence[TrialForked]]
+"""Says how the trials go on that take over checkpoints at a lane's SYNC: (lane, clock) -> an event for each."""
 _RENT = (LaunchInstance, ReleaseInstance)
 _STORY_EVENTS = 20
 """Events in the story of an impossible transition."""
@@ -80,14 +84,18 @@ def drive(
     cancelled: Callable[[], bool] = lambda: False,
     requests: Requests | None = None,
     draw: Draw | None = None,
+    explore: Explore | None = None,
 ) -> Finish:
     """Run an experiment to its end, from the beginning or from the end of its journal. Returns how it ended.
 
-    `draw` is for a job that draws configurations. `cancelled` and `requests` are polled between events. The caller
-    closes the backend, also after a StoreAwayError, which is journalled: a resume continues then.
+    `draw` is for a job that draws configurations, `explore` for one whose trials take over others' checkpoints.
+    `cancelled` and `requests` are polled between events. The caller closes the backend, also after a StoreAwayError,
+    which is journalled: a resume continues then.
     """
     try:
-        return _drive(controller, backend, journal, observers, RequestQueue(requests or Requests(), cancelled), draw)
+        return _drive(
+            controller, backend, journal, observers, RequestQueue(requests or Requests(), cancelled), draw, explore
+        )
     except StoreAwayError as error:
         _take_in([DriverStopped(occurred_at=backend.now(), reason=str(error))], controller, journal, observers)
         raise
@@ -100,6 +108,7 @@ def _drive(
     observers: Sequence[Observer],
     desk: RequestQueue,
     draw: Draw | None,
+    explore: Explore | None,
 ) -> Finish:
     is_new = replay(controller, journal) == 0
     events: Sequence[Event] = desk.open(controller, backend.now())
@@ -111,8 +120,8 @@ def _drive(
         desk.journalled()
         state = controller.state
         while state.configs_due() or state.planning() is not None or state.resizing() is not None:
-            decision = _decision(controller, backend, draw)
-            more, hold_until = _take_in([decision], controller, journal, observers)
+            decided = _decision(controller, backend, draw, explore)
+            more, hold_until = _take_in(decided, controller, journal, observers)
             commands += more
         backend.hold_until(hold_until)
         for command in commands:
@@ -152,14 +161,17 @@ def _first_draws(controller: Controller, backend: Backend, draw: Draw | None) ->
     return events
 
 
-def _decision(controller: Controller, backend: Backend, draw: Draw | None) -> Event:
+def _decision(controller: Controller, backend: Backend, draw: Draw | None, explore: Explore | None) -> Sequence[Event]:
     """Return the configurations that the first lane without a stage needs, or else its plan."""
     state = controller.state
     lane = state.planning()
+    if lane is not None and takers(lane):
+        assert explore is not None, "a job whose trials are exchanged comes with what changes them"
+        return explore(lane, backend.now)
     if trials := state.configs_due() or (() if lane is None else state.configs_due_before(lane.next_stage)):
         assert draw is not None, "a job that draws comes with a sampler"
-        return draw(state, state.sampled_configs, trials, backend.now)
-    return decide_within(state, backend.now()) if lane is None else decide(state, backend.now())
+        return [draw(state, state.sampled_configs, trials, backend.now)]
+    return [decide_within(state, backend.now()) if lane is None else decide(state, backend.now())]
 
 
 def _take_in(

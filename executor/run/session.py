@@ -31,7 +31,7 @@ from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.journal.journal import Header, begin
 from rubberband.executor.result.result import Result, summarise
 from rubberband.executor.run.callbacks import Callback, CallbackThread, JournalThread, calling
-from rubberband.executor.run.driver import Draw, Observer, drive
+from rubberband.executor.run.driver import Draw, Explore, Observer, drive
 from rubberband.executor.run.follower import explaining, open_journal, read_whole
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run_spec import RunSpec
@@ -113,7 +113,7 @@ def _run(
         journal.sign(header.job)
         journal.durable = not header.kind.is_simulated  # there, what a power failure takes costs nothing
         controller = Controller(header.job)
-        spec, draw = _drawing(RunSpec.from_json(header.setup), controller)
+        spec, draw, explore = _drawing(RunSpec.from_json(header.setup), controller)
         spec, store = spec if address is None else spec.at(address), None
         if spec.entrypoint is not None:
             entrypoint = replace(spec.entrypoint, environment=spec.experiment.environment(os.environ))
@@ -145,7 +145,16 @@ def _run(
             began_at = backend.now()
             if spec.kind.is_this_machine and spec.pool is None:  # warm instances start in no time
                 views.callback(lambda: _note_starts(folder.home, str(spec.entrypoint), controller, began_at))
-            drive(controller, backend, journal, observers=observers, cancelled=cancelled, requests=inbox, draw=draw)
+            drive(
+                controller,
+                backend,
+                journal,
+                observers=observers,
+                cancelled=cancelled,
+                requests=inbox,
+                draw=draw,
+                explore=explore,
+            )
             now = backend.now()
         if store is not None:
             _tidy(store, None, controller)
@@ -199,8 +208,8 @@ def _same_folder(folder: ExperimentFolder) -> Observer:
     return require
 
 
-def _drawing(spec: RunSpec, controller: Controller) -> tuple[RunSpec, Draw | None]:
-    """Return the settings with the configurations as they are drawn or changed, and the sampler if any are drawn later.
+def _drawing(spec: RunSpec, controller: Controller) -> tuple[RunSpec, Draw | None, Explore]:
+    """Return the settings with the configurations as they are drawn or changed, and what draws and changes them.
 
     Raises InputError if that is not installed.
     """
@@ -208,7 +217,8 @@ def _drawing(spec: RunSpec, controller: Controller) -> tuple[RunSpec, Draw | Non
     if controller.job.draws:
         search.require_sampler()
     known = sampling.configurations(controller.state, {"configurations": spec.configurations})
-    return replace(spec, configurations=known), partial(sampling.draw, search) if controller.job.draws else None
+    draw = partial(sampling.draw, search) if controller.job.draws else None
+    return replace(spec, configurations=known), draw, partial(sampling.explore, search, known)
 
 
 def _note_starts(home: Path, entrypoint: str, controller: Controller, began_at: float) -> None:

@@ -81,6 +81,8 @@ class _VirtualAttempt:
     """Iterations in the checkpoint from which it starts."""
     saved: int
     """Iterations in its latest checkpoint."""
+    curve: int
+    """The trial whose curve its metrics follow: another one's, where it goes on from that one's checkpoint."""
     began_at: float | None = None
     done: int = 0
     """Iterations of this attempt, the repeated ones included."""
@@ -224,9 +226,12 @@ class VirtualBackend:
     def _start(self, start: StartTrial) -> None:
         faults = self.fault_model.attempt(start.trial, start.attempt)
         iteration_s = self._profile.iteration_s(len(start.gang)) * self._slowdown * self._pace_of(start.trial)
-        held = 0 if start.checkpoint is None else int(start.checkpoint.url.rpartition("/")[2])
+        held, curve = 0, start.trial
+        if start.checkpoint is not None:
+            of, _, saved = start.checkpoint.url.rpartition("/")
+            held, curve = int(saved), int(of.rpartition(":")[2])
         run = self._runs[start.trial] = _VirtualAttempt(
-            start, faults, iteration_s * faults.pace, began_with=held, saved=held
+            start, faults, iteration_s * faults.pace, began_with=held, saved=held, curve=curve
         )
         startup_s = self._profile.trial_startup_s * faults.startup
         self.agenda.add(self.now() + startup_s, lambda now: self._begin(run, now))
@@ -314,13 +319,14 @@ class VirtualBackend:
         pauses = ends or iterations == start.until_iterations
         if pauses or (self._profile.resumes and iterations % self._checkpoint_every == 0):
             run.saved = iterations if self._profile.resumes else 0
-            checkpoint = CheckpointRef(url=f"virtual:{start.trial}/{run.saved}", digest="", size_bytes=0)
+            of = f"{start.trial}:{run.curve}" if run.curve != start.trial else start.trial
+            checkpoint = CheckpointRef(url=f"virtual:{of}/{run.saved}", digest="", size_bytes=0)
         return TrialReported(
             occurred_at=now,
             trial=start.trial,
             attempt=start.attempt,
             iterations=iterations,
-            metrics={self._metric: self._metric_of(start.trial, iterations)},
+            metrics={self._metric: self._metric_of(run.curve, iterations)},
             checkpoint=checkpoint,
             saved_iterations=run.saved if run.saved < iterations else None,
             batches=self._batches_of(start.trial, iterations, start.gang, run.iteration_s),

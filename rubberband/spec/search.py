@@ -7,7 +7,7 @@ import itertools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -30,7 +30,9 @@ from pydantic_core import CoreSchema
 from rubberband.errors import InputError
 from rubberband.installation import require
 from rubberband.spec.fields import WHOLE, Count, Path, Words, fault, input_checked
+from rubberband.spec.population import Pbt
 from rubberband.spec.samplers import SamplerType, check, check_point, grid_size, is_grid, leaves, sample
+from rubberband.spec.scheduling import Scheduler
 from rubberband.spec.space import DOMAINS, DomainType, check_names, parse, plain, to_words
 from rubberband.spec.stopping import Stop, idle
 from rubberband.units import counted, shown
@@ -148,22 +150,7 @@ def _bracket(trials: int, s: int, max_t: int, eta: int) -> tuple[Stage, ...]:
     return tuple(Stage(trials=max(1, trials // eta**i), iterations=totals[i + 1] - totals[i]) for i in range(s + 1))
 
 
-class _Scheduler(Words):
-    """A scheduler: `brackets()` are its stages, each up to a SYNC, or one whose trials climb rungs (`Ladder`)."""
-
-    label: ClassVar[str] = ""  # of its plan beside that of another scheduler
-    sized_by: ClassVar[tuple[SizeKey | None, SizeKey | None]] = (None, None)  # keys: usually, and with a grid
-
-    def other(self) -> tuple[str, tuple[Stage, ...]] | None:
-        """Return the scheduler to show beside it, and the stages of the same trials under that; None: none."""
-        return None
-
-    def falls(self, key: SizeKey) -> list[int]:
-        """Return the sizes from which on a search of more trials (or iterations) never needs less, in order."""
-        return [1]
-
-
-class _Sized(_Scheduler):
+class _Sized(Scheduler):
     """A scheduler of some trials; the grid sampler needs no number of them."""
 
     sized_by = ("num_samples", "max_t")
@@ -298,7 +285,7 @@ class NoScheduler(_Sized):
         return ((Stage(trials=self.num_samples, iterations=self.max_t, ladder=ladder),),)
 
 
-class Hyperband(_Scheduler):
+class Hyperband(Scheduler):
     """Hyperband (Li et al. 2018): several successive halvings of one job (Ray Tune's words)."""
 
     sized_by = ("max_t", None)
@@ -347,7 +334,7 @@ class WrittenStage(Words):
     iterations: Count
 
 
-class WrittenStages(_Scheduler):
+class WrittenStages(Scheduler):
     """Stages written out one by one."""
 
     type: Literal["stages"]
@@ -368,8 +355,8 @@ class WrittenStages(_Scheduler):
         return (tuple(Stage(trials=stage.trials, iterations=stage.iterations) for stage in self.written),)
 
 
-AnyScheduler = Sha | Asha | Hyperband | NoScheduler | WrittenStages
-SCHEDULERS: dict[str, type[_Scheduler]] = {
+AnyScheduler = Sha | Asha | Hyperband | NoScheduler | WrittenStages | Pbt
+SCHEDULERS: dict[str, type[Scheduler]] = {
     get_args(kind.model_fields["type"].annotation)[0]: kind for kind in get_args(AnyScheduler)
 }
 """`scheduler.type` -> its class."""
@@ -545,6 +532,7 @@ class Search(Words):
 
     def check(self) -> None:
         """Raise InputError for a space that the sampler cannot draw the trials from."""
+        self.scheduler.check(self.space, self.sampler.type)
         check(self.space, self.sampler.type, self.num_trials, self.points_to_train)
 
     def sized(self, key: SizeKey, number: int) -> Search:

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from rubberband import markup
-from rubberband.values.schedulers import Ladder
+from rubberband.values.schedulers import Exchange, Ladder
 
 Market = Literal["on_demand", "spot"]
 MARKETS: tuple[Market, Market] = ("on_demand", "spot")
@@ -30,6 +30,8 @@ class Stage:
     repeats: int | None = None
     """Iterations before it that each of its trials trains again, as programs without a checkpoint do at every start;
     None: trials go on from their checkpoints. `repeating` sets it."""
+    exchange: Exchange | None = None
+    """Set where trials take over checkpoints of others at its SYNC."""
 
     @property
     def has_sync(self) -> bool:

@@ -6,6 +6,7 @@ A scheduler makes stages (`rubberband.values.plan.Stage`), each up to a SYNC, or
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,6 +61,29 @@ class Ladder:
             f"Trials pause after {', '.join(map(str, self.totals))} iterations and continue when they are among the "
             f"best 1/{self.reduction_factor} there; instances without a trial are released at the end. "
             "The order of the results is drawn at random."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """The rule of a SYNC at which the worst trials take over the checkpoints of the best ones, and all go on.
+
+    The scheduler of the experiment file says with which configurations.
+    """
+
+    quantile: float
+    """Share of the trials that take over a checkpoint, and of those from which it is taken; at most 1/2."""
+
+    def takers(self, trials: int) -> int:
+        """Return how many of the trials take over a checkpoint."""
+        return min(math.ceil(trials * self.quantile - 1e-9), trials // 2)
+
+    def in_words(self, trials: int) -> str:
+        """How trials go on, as a note below a plan."""
+        takers = self.takers(trials)
+        return (
+            f"One fleet trains all {trials} trials in every stage. After each but the last, the worst {takers} "
+            f"continue from the checkpoints of the best {takers}, with changed configurations."
         )
 
 

@@ -19,7 +19,7 @@ from rubberband.executor import (
     VirtualBackend,
     drive,
 )
-from rubberband.executor.run.driver import Draw
+from rubberband.executor.run.driver import Draw, Explore
 from tests.builders.invariants import validate
 from tests.builders.memory import MemoryJournal
 
@@ -36,6 +36,7 @@ def run_virtual(
     cancel_after: int | None = None,
     observers: Sequence[Observer] = (),
     draw: Draw | None = None,
+    explore: Explore | None = None,
 ) -> tuple[Controller, VirtualBackend, Finish]:
     """Drive `job` to its end; the user cancels it after `cancel_after` rounds of events."""
     rounds = itertools.count()
@@ -44,7 +45,13 @@ def run_virtual(
     log = MemoryJournal() if journal is None else journal
     watching = [check, *observers]
     finish = drive(
-        controller, backend, log, observers=watching, cancelled=lambda: next(rounds) == cancel_after, draw=draw
+        controller,
+        backend,
+        log,
+        observers=watching,
+        cancelled=lambda: next(rounds) == cancel_after,
+        draw=draw,
+        explore=explore,
     )
     return controller, backend, finish
 
@@ -65,6 +72,7 @@ def run_until_killed(
     num_events: int,
     draw: Draw | None = None,
     requests: Requests | None = None,
+    explore: Explore | None = None,
 ) -> None:
     left = [num_events]
 
@@ -74,4 +82,4 @@ def run_until_killed(
             raise Killed
 
     with contextlib.suppress(Killed):
-        drive(controller, backend, journal, observers=[kill], draw=draw, requests=requests)
+        drive(controller, backend, journal, observers=[kill], draw=draw, requests=requests, explore=explore)

@@ -86,6 +86,8 @@ def _wires(words: Mapping[str, Any], folder: Path) -> Wires:
     taken["trackers"] = [_tracked(tracker, home.path) for tracker in experiment.track or ()]
     if spec.experiment.search.sampler.learns:
         taken["drawn"] = _drawn(spec)
+    if job.stages[0].exchange is not None:
+        taken["explored"] = _explored(spec)
     if entrypoint is not None:
         taken["measured"] = plain(content_to_measure(experiment, entrypoint))
     taken["measuring"] = plain(profiling_limits(experiment, job.offer, 1, found.estimate.problem.constraints))
@@ -121,13 +123,22 @@ def _tracked(words: Any, folder: Path) -> Any:
     return [words.type, str(asked), str(getattr(tracker, "_path", ""))]
 
 
+def _explored(spec: RunSpec) -> Any:
+    """The configurations that a population goes on with, by many numbers."""
+    search = spec.experiment.search
+    return [
+        search.scheduler.explored(search.space, spec.configurations[0], lambda path, purpose, by=at: by / 40)
+        for at in range(1, 40)
+    ]
+
+
 def _drawn(spec: RunSpec) -> Any:
     """The configurations after twelve results with two metrics."""
     search = spec.experiment.search
     done = [{"lr": 0.001 * (trial + 1)} for trial in range(12)]
     metrics = [{"loss": abs(each["lr"] - 0.004), "size": each["lr"]} for each in done]
     report = [[SimpleNamespace(metrics=each)] for each in metrics]
-    trials = [SimpleNamespace(reports=each, ended=False, stopped_at=None, status=None) for each in report]
+    trials = [SimpleNamespace(reports=each, inherited=0, ended=False, stopped_at=None, status=None) for each in report]
     state: Any = SimpleNamespace(trials=trials, sampled_configs={})
     return plain(sampling.draw(search, state, dict(enumerate(done)), [12, 13, 14], lambda: 0.0).configurations)
 

@@ -30,6 +30,7 @@ from rubberband.executor import (
     StartTrial,
     State,
     TrialEnded,
+    TrialForked,
     TrialReported,
     TrialsDrawn,
     VirtualBackend,
@@ -39,12 +40,14 @@ from rubberband.executor import (
     sampling,
 )
 from rubberband.executor.core.limits import can_go_on
+from rubberband.executor.core.state import LaneState
 from tests.builders.invariants import validate
 from tests.builders.lost_answers import LossyFleet
 from tests.builders.memory import MemoryInbox, MemoryJournal
 from tests.harness.chaos_cases import (
     CALM,
     LEASE_S,
+    POPULATION,
     READY_TIMEOUT_S,
     SEARCH,
     WEATHERS,
@@ -329,6 +332,7 @@ class Run:
                     cancelled=lambda: next(self._rounds) == self._cancel_at,
                     requests=self.inbox,
                     draw=self._draw if self.case.job.draws else None,
+                    explore=self._explore,
                 )
             except DriverDied:
                 if not self._comes_back():
@@ -355,6 +359,15 @@ class Run:
         self.seen["drawn at random" if event.reason.startswith("at random") else "drawn from results"] += 1
         self.backend.count()
         return event
+
+    def _explore(self, lane: LaneState, now: Callable[[], float]) -> Sequence[TrialForked]:
+        """Change configurations as a run does; the driver may die before or after it."""
+        self.backend.count()
+        state, began = lane.state, POPULATION.configurations()
+        events = sampling.explore(POPULATION, sampling.configurations(state, {"configurations": began}), lane, now)
+        self.seen["took over a checkpoint"] += len(events)
+        self.backend.count()
+        return events
 
     def _go_on(self) -> None:
         """The cap ended it; the user raises that, and resumes some time later."""
@@ -413,6 +426,8 @@ class Run:
         if isinstance(event, (TrialReported, TrialEnded)) and controller.state.trials[event.trial].ended:
             self.seen["ended by itself"] += event.trial not in self.backend.ended
             self.backend.ended.add(event.trial)
+        if isinstance(event, TrialForked):
+            self.backend.ended.discard(event.trial)
         if self.backend.story is not None:
             self.story.append(f"{self.clock.now():10.1f} {event}")
         if isinstance(event, LimitsChanged):

@@ -18,6 +18,7 @@ from rubberband.spec.search import Search, asha, sha
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, Spot, slots
 from rubberband.values.plan import Market, Plan, Prediction, Stage, StagePlan, StagePrediction, gang_sizes
 from rubberband.values.profile import Profile
+from rubberband.values.schedulers import Exchange
 from tests.builders.asha_runs import steady_run
 from tests.builders.jobs import JOB
 
@@ -32,11 +33,13 @@ TWENTY_SEVEN = (
 )
 """SHA(27, 1, 27, 3)."""
 
-Family = Literal["27 trials", "random", "brackets", "asha", "brackets that learn", "asha that learns", "caps"]
+Family = Literal[
+    "27 trials", "random", "brackets", "asha", "brackets that learn", "asha that learns", "population", "caps"
+]
 """All but the first two are drawn only where they are asked for: two to four brackets in up to three lanes, trials that
-climb rungs, both with configurations that a sampler draws from results, and any of those
-without a sampler while it may have fewer and more instances at random."""
-_CAPPED: tuple[Family, ...] = ("27 trials", "random", "brackets", "asha", "brackets")
+climb rungs, both with configurations that a sampler draws from results, a population whose worst trials take over
+checkpoints at each SYNC, and any of those without a sampler while it may have fewer and more instances at random."""
+_CAPPED: tuple[Family, ...] = ("27 trials", "random", "brackets", "asha", "brackets", "population")
 FAMILIES: tuple[Family, ...] = get_args(Family)
 _DIVIDED: tuple[Family, ...] = ("brackets", "brackets that learn")
 LEARNING: tuple[Family, ...] = ("brackets that learn", "asha that learns")
@@ -51,6 +54,15 @@ SEARCH = Search.model_validate(
     }
 )
 """What the sampler draws from, in families that learn; tpe after ten results. Its scheduler is the job's."""
+POPULATION = Search.model_validate(
+    {
+        "space": {"x": {"type": "uniform", "lower": 0, "upper": 1}, "y": {"type": "choice", "values": [1, 2]}},
+        "scheduler": {"type": "pbt", "population": 12, "generations": 1},
+        "metric": "score",
+        "mode": "max",
+    }
+)
+"""What changes the configurations of a population; its stages are the job's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +177,7 @@ def random_case(source: Random, family: Family | None = None, *, replan: bool | 
         return replace(random_case(source, source.choice(_CAPPED), replan=replan), family=family)
     family = family or ("27 trials" if source.random() < 0.8 else "random")
     stages = TWENTY_SEVEN if family == "27 trials" else _stages(source)
+    stages = _generations(source) if family == "population" else stages
     offer, profile = _offer(source, family), _profile(source)
     divided = _divided(source, offer) if family in _DIVIDED else None
     if family in ("asha", "asha that learns"):
@@ -223,6 +236,12 @@ def asha_prediction(stage: Stage, choice: StagePlan, profile: Profile, offer: Of
 def _stages(source: Random) -> tuple[Stage, ...]:
     counts = sorted((source.randint(1, 12) for _ in range(source.randint(1, 4))), reverse=True)
     return tuple(Stage(trials=trials, iterations=source.randint(1, 5)) for trials in counts)
+
+
+def _generations(source: Random) -> tuple[Stage, ...]:
+    stage = Stage(trials=source.randint(2, 12), iterations=source.randint(1, 4))
+    exchange = Exchange(quantile=source.choice([0.1, 0.25, 0.5]))
+    return (*[replace(stage, exchange=exchange)] * source.randint(1, 5), stage)
 
 
 def _offer(source: Random, family: Family) -> Offer:

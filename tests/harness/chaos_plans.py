@@ -13,6 +13,7 @@ from rubberband.executor import (
     LimitsChanged,
     Phase,
     RestPlanned,
+    TrialForked,
     TrialReported,
     bill_usd,
     forecast,
@@ -37,9 +38,11 @@ class Trained:
         self._iterations += [0] * (len(trials) - len(self._iterations))
         for trial in trials:
             had, has = self._iterations[trial.trial], trial.iterations
-            if has < had and not (isinstance(event, CheckpointLost) and event.trial == trial.trial):
+            if isinstance(event, TrialForked) and event.trial == trial.trial:
+                pass  # a failed one goes on from where another is
+            elif has < had and not (isinstance(event, CheckpointLost) and event.trial == trial.trial):
                 wrong.append(f"trial {trial.trial} had done {had} iterations and has {has}")
-            if has > had + 1:
+            elif has > had + 1:
                 wrong.append(f"trial {trial.trial} went from {had} to {has} iterations at once")
             self._iterations[trial.trial] = has
         return wrong[:10]

@@ -55,7 +55,8 @@ def _trained_in_vain(state: State) -> list[str]:
             continue
         if before == set(record.trials) and (record.training_at is not None or record.ended_at > record.started_at):
             wrong.append(f"stage {record.stage} has no trial left to train, and is not passed at once")
-        if state.job.has_sync and set(ended) - set(record.ranking):
+        revived = state.job.stages[0].exchange is not None  # one that had failed may have ended later
+        if state.job.has_sync and not revived and set(ended) - set(record.ranking):
             wrong.append(f"stage {record.stage} ranks {record.ranking}, without {ended}, which ended by themselves")
     return wrong
 
@@ -63,6 +64,8 @@ def _trained_in_vain(state: State) -> list[str]:
 def ranked_otherwise(state: State) -> list[str]:
     """Name the stages that end otherwise than without faults: a trial with a lower number is better."""
     synced = [record for record in state.stages if record.ended_at is not None]
+    if state.job.stages[0].exchange is not None:  # those that go on from a better one's checkpoint are as good
+        return []
     of_halving = [one for one in synced if state.job.has_sync]
     return [
         f"stage {record.stage} ends with {record.ranking}"

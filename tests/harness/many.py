@@ -4,6 +4,7 @@ Run: python -m tests.harness.many HARNESS [RUNS] [FIRST_SEED]. Exits with 1 if a
 
 * `chaos`: random runs of every family in random weather; `ends`: half of their trials end by themselves; `odd`: they
   are resumed after their ends, answers to launches are lost, clocks step back.
+* `population`: planned searches of type pbt; time and cost of each run equal its plan to the millisecond and the cent.
 * `crash_points`: RUNS drawn from all calls before and after which a driver on EC2, or an image build, is killed.
 * `outages`: hours in which parts of AWS, its machines and its driver fail.
 * `pool`: tenants of a pool that only ask, hold and give back; `shared`: real controllers share it; `shared_odd`:
@@ -20,12 +21,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
 
+from rubberband.executor import Fork, bill_usd
+from tests.builders import populations
 from tests.builders.money_stories import tell, world
+from tests.builders.virtual_runs import jct_s
 from tests.harness import chaos, crash_points, outages, replay_command, shared_pool
 from tests.harness.chaos_cases import FAMILIES
 from tests.harness.crash_images import ImagePoint, image_points, quick, run_image_point
@@ -49,6 +53,23 @@ def of_chaos(seeds: range, *, ends: bool = False, odd: bool = False) -> Iterator
             found = chaos.run_seed(seed, family, replan=replan, check_every=every, ends=ends, odd=odd)
             replay = replay_command("chaos", seed, family, replan=replan, ends=ends, odd=odd)
             yield Ran(replay=replay, wrong=found.wrong, ended=found.ended, seen=found.seen)
+
+
+def of_population(seeds: range) -> Iterator[Ran]:
+    for seed in seeds:
+        source = Random(f"{seed}/population")
+        experiment = populations.random_population(source)
+        job = replace(populations.job_within(experiment, source), replan=source.random() < 0.5)
+        controller, _, finish = populations.run(experiment, job=job)
+        state, wrong = controller.state, list[str]()
+        off_s = jct_s(state) - job.prediction.jct_s
+        off_usd = bill_usd(state, state.now) - job.prediction.cost_usd
+        if abs(off_s) > 5e-4 or abs(off_usd) > 5e-3:
+            wrong.append(f"it takes {off_s:+.3f} s and costs {off_usd:+.4f} USD more than planned")
+        seen = Counter({"exchanges": len(state.history.of(Fork)), "stages": len(state.stages)})
+        seen["plans that change their instances"] += len({choice.instances for choice in job.plan.stages}) > 1
+        replay = f"python -m tests.harness.many population 1 {seed}"
+        yield Ran(replay=replay, wrong=wrong, ended=finish.outcome, seen=seen)
 
 
 def of_crash_points(seeds: range) -> Iterator[Ran]:
@@ -101,6 +122,7 @@ HARNESSES: dict[str, Callable[[range], Iterator[Ran]]] = {
     "chaos": of_chaos,
     "ends": partial(of_chaos, ends=True),
     "odd": partial(of_chaos, odd=True),
+    "population": of_population,
     "crash_points": of_crash_points,
     "outages": of_outages,
     "pool": of_pool,

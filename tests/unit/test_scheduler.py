@@ -155,7 +155,9 @@ FOLDERS = ["api", "executor", "planner", "rubberband/planning", "rubberband/runn
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_only_a_stage_knows_its_scheduler(folder: str) -> None:
-    asks = re.compile(r'\.ladder\b|\b(ladder|rungs) is (not )?None|scheduler(\.type)? (==|!=|in) |"asha"(?!:)')
+    asks = re.compile(
+        r'\.ladder\b|\b(ladder|rungs) is (not )?None|scheduler(\.type)? (==|!=|in) |"asha"(?!:)|"pbt"|\bPbt\b'
+    )
     sources = {path: path.read_text() for path in (Path(__file__).parents[2] / folder).rglob("*.py")}
     writers = Path(__file__).parents[2] / "rubberband/running/programs"  # of an experiment file's words
     found = [str(path) for path, source in sources.items() if asks.search(source) and writers not in path.parents]

@@ -135,7 +135,10 @@ def test_a_parameter_of_the_configuration_is_meant() -> None:
 @pytest.mark.parametrize(
     ("override", "line"),
     [
-        ("search.scheduler.type=pbt", "'pbt' is not one of sha, asha, hyperband, none, stages; write one of them"),
+        (
+            "search.scheduler.type=bohb",
+            "'bohb' is not one of sha, asha, hyperband, none, stages, pbt; write one of them",
+        ),
         ("search.sampler.type=tpe", "quasi, optuna; write {type: optuna, sampler: tpe}"),
         ("search.space=null", "search.space: nothing is not a mapping; write one, as {key: 1}"),
         ("constraints.deadline=soon", "1d or plain seconds, or as a time with its zone, such as 2026-11-21T20:00:00Z"),

@@ -134,6 +134,8 @@ PATIENT = _with(LOCAL, search__stop__patience={"iterations": 2})
 UNIMPROVED = _with(LOCAL, search__stop__no_improvement={"time": "20m"})
 FLAT = _with(LOCAL, search__stop__no_improvement={"plateau": {"top": 3, "std": 0.1}})
 HALVED = _with(LOCAL, search__scheduler={**SHA, "max_t": 15})
+GROUP: Words = {"type": "pbt", "population": 8, "generations": 2, "iterations": 2, "mutate": ["lr"]}
+POPULATION = _with(LOCAL, search__scheduler=GROUP)
 DELAYS = {"provision_delay": {"mean": 30, "cv": 0.5}, "init_delay": {"samples": [10, 20]}}
 DELAYED = _with(VIRTUAL, **{f"resources__{key}": value for key, value in DELAYS.items()})
 TRACKED = {kind: _with(LOCAL, track=[{"type": kind}]) for kind in ("csv", "tensorboard", "mlflow", "wandb")}
@@ -202,6 +204,19 @@ LINES: dict[str, Line] = {
     "Asha.max_t": (ASHA, "search.scheduler.max_t", 4, 5),
     "Asha.grace_period": (ASHA, "search.scheduler.grace_period", 1, 2),
     "Asha.reduction_factor": (ASHA, "search.scheduler.reduction_factor", 2, 3),
+    "Pbt.type": (POPULATION, "search.scheduler", GROUP, SHA),
+    "Pbt.population": (POPULATION, "search.scheduler.population", 8, 9),
+    "Pbt.generations": (POPULATION, "search.scheduler.generations", 2, 3),
+    "Pbt.iterations": (POPULATION, "search.scheduler.iterations", 2, 3),
+    "Pbt.quantile": (POPULATION, "search.scheduler.quantile", 0.25, 0.5),
+    "Pbt.perturb": (POPULATION, "search.scheduler.perturb", [0.8, 1.2], [0.5, 2.0]),
+    "Pbt.resample": (POPULATION, "search.scheduler.resample", 0.25, 0.75),
+    "Pbt.mutate": (
+        _with(POPULATION, search__space__width={"type": "choice", "values": [8, 16, 32]}),
+        "search.scheduler.mutate",
+        ["lr"],
+        ["width"],
+    ),
     "NoScheduler.type": (NONE, "search.scheduler.type", "none", "asha"),
     "NoScheduler.num_samples": (NONE, "search.scheduler.num_samples", 8, 9),
     "NoScheduler.max_t": (NONE, "search.scheduler.max_t", 4, 5),
@@ -456,10 +471,13 @@ drawn: Search.evaluated_rewards, Search.also, Also.metric, Also.mode, Sampler.sa
 job.metric segment.metric: Search.metric
 job.mode: Search.mode
 header.configurations header.data_seed header.seeds segment.data_seed segment.seed: Sampler.seed
-header.configurations header.seeds job.stages plan: Sha.num_samples, Asha.num_samples, NoScheduler.num_samples,
-    WrittenStage.trials
-job.stages plan segment.max_iterations: Sha.max_t, Asha.max_t, NoScheduler.max_t, WrittenStages.type,
-    WrittenStages.stages, WrittenStage.iterations
+header.configurations header.seeds job.stages plan: Pbt.population, Sha.num_samples, Asha.num_samples,
+    NoScheduler.num_samples, WrittenStage.trials
+job.stages plan segment.max_iterations: Pbt.generations, Pbt.iterations, Sha.max_t, Asha.max_t, NoScheduler.max_t,
+    WrittenStages.type, WrittenStages.stages, WrittenStage.iterations
+explored job.stages plan: Pbt.type
+job.stages: Pbt.quantile
+explored: Pbt.perturb, Pbt.resample, Pbt.mutate
 job.stages plan: Sha.grace_period, Sha.reduction_factor, Asha.grace_period, Asha.reduction_factor, NoScheduler.type
 header.configurations header.seeds job.brackets job.lane_instances job.stages plan segment.max_iterations:
     Hyperband.type, Hyperband.max_t

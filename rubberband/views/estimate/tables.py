@@ -177,7 +177,7 @@ def screen_tables(answer: Estimate, notes: Sequence[str] = ()) -> list[TextTable
     checkpoints or a pool.
     """
     first = remedy_table(answer) if answer.job is None else stage_table(answer)
-    shown = tuple(note for note in first.notes if "extrapolated" in note)
+    shown = tuple(note for note in first.notes if "extrapolated" in note or note.startswith("One fleet"))
     subjects = ("cluster:", "space:", "space.", "sampler:", "async:", "checkpoints:", "pool:", "stop:", "search.stop.")
     shown += tuple(note for note in notes if note.startswith(subjects))
     others = [replace(table, notes=()) for table in (option_table(answer), deadline_table(answer, most=4))]
@@ -276,6 +276,8 @@ def _stage_notes(answer: Estimate, job: JobPlan) -> list[str]:
         )
     if not answer.problem.has_sync:
         notes.append(answer.problem.stages[0].rungs.in_words)
+    if (exchange := answer.problem.stages[0].exchange) is not None:
+        notes.append(exchange.in_words(answer.problem.stages[0].trials))
     if len(job.lanes) > 1:
         notes.append(
             "Lanes run at the same time on their own instances. Costs add up, and the job ends with the last lane."
