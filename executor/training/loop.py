@@ -38,6 +38,7 @@ import torch
 from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.checkpoints.folders import FORMAT
+from rubberband.executor.training.changing import Built, misfit
 from rubberband.executor.training.checkpoint import (
     HostCopy,
     Model,
@@ -106,6 +107,7 @@ class TorchRunner(Runner):
         if segment.device == "cuda" and segment.trials_per_gpu > 1:
             torch.cuda.set_per_process_memory_fraction(1.0 / segment.trials_per_gpu)
         trial.max_iterations = max(segment.max_iterations or 0, segment.until_iterations)
+        configuration = copy.deepcopy(dict(segment.config))  # as it is before the trial's methods have it
         reseed("setup", segment.seed)
         self.batch_size = positive("global_batch_size()", trial.global_batch_size(segment.config))
         self.limit: int | None = None
@@ -118,6 +120,7 @@ class TorchRunner(Runner):
         self._host_copy = HostCopy(self.device)
         self.checkpoint_every = positive("checkpoint_every", trial.checkpoint_every)
         self.components = self._listed()
+        self._built = Built(self, configuration)
 
     def _build_data(self) -> None:
         segment, trial = self.segment, self.trial
@@ -260,15 +263,20 @@ class TorchRunner(Runner):
         return held
 
     def restore(self, payload: bytes | Path) -> int:
-        """Restore the components. Raises CheckpointError where they do not fit."""
+        """Restore the components; what follows from another configuration than the checkpoint's, by the present one.
+
+        Raises CheckpointError where they do not fit.
+        """
         content = expect(read(payload), "torch", self.segment.from_iterations)
+        changes = self._built.changes(content)
         try:
+            content = self._built.carried(content)
             for name, component in self.components.items():
                 component.load_state_dict(content.get(name))
             self._restore_trial(content)
         except Exception as error:
             reason = " ".join(str(error).split())
-            raise CheckpointError(f"the checkpoint does not fit the trial: {type(error).__name__}: {reason}") from error
+            raise CheckpointError(misfit(changes, f"{type(error).__name__}: {reason}")) from error
         held: int = content["iterations"]
         return held
 
@@ -376,6 +384,7 @@ class TorchRunner(Runner):
             "seed": self.segment.seed,
             "data_seed": self.segment.data_seed,
             "metrics": dict(metrics),
+            "built": self._built.state,
             **self.states(),
         }
         if override_of(self.trial, "state_dict") is not None:

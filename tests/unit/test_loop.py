@@ -68,6 +68,7 @@ def test_restoring_after_every_iteration_equals_a_straight_run_bit_for_bit(store
                 config=config,
                 from_iterations=iterations,
                 until_iterations=iterations + 1,
+                max_iterations=4,
                 checkpoint=before and before.checkpoint,
             )
         )
@@ -286,5 +287,5 @@ def test_a_change_of_shares_costs_something_with_loader_workers_or_compile(monke
 def test_a_checkpoint_has_the_states_of_all_components_that_have_one(store) -> None:
     kept = content(store, reports(train(Exact, store, until_iterations=1))[-1].checkpoint)
     head = ["format", "kind", "iterations", "seed", "data_seed", "metrics"]
-    assert list(kept) == [*head, "model", "parameters", "optimizer", "sampler", "steps", "scheduler"]
+    assert list(kept) == [*head, "built", "model", "parameters", "optimizer", "sampler", "steps", "scheduler"]
     assert (kept["format"], kept["kind"]) == (1, "torch")
