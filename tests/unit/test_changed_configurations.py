@@ -145,7 +145,7 @@ def test_a_second_fork_and_a_resume_go_on_from_its_own_settings(store: Checkpoin
     assert alike(groups(content(store, twice[0])["optimizer"]), groups(content(store, always[3])["optimizer"]))
 
 
-def test_what_the_trial_has_changed_itself_changes_by_the_ratio(store: CheckpointStore) -> None:
+def test_a_value_that_the_trial_has_changed_itself_changes_by_the_ratio(store: CheckpointStore) -> None:
     class Halving(of()):  # type: ignore[misc]
         def on_iteration(self, model: Any, iterations: int) -> None:
             for group in self.optimizer.param_groups:
