@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _PARTS = ("parameters", "optimizer", "scheduler")
 """Parts of a checkpoint that may follow from the configuration, in addition to the model."""
 _MOST_NAMED = 3
+_LONGEST = 200
+"""Characters of a reason."""
 
 
 class Built:
@@ -72,12 +74,17 @@ def misfit(changes: Mapping[str, tuple[Any, Any]], reason: str) -> str:
     """Return that a checkpoint does not fit, for this reason; first, how its configuration differs."""
     if not changes:
         return f"the checkpoint does not fit the trial: {reason}"
-    named = [f"{name} {shown(was)} -> {shown(now)}" for name, (was, now) in list(changes.items())[:_MOST_NAMED]]
+    named = [f"{name} {_short(was)} -> {_short(now)}" for name, (was, now) in list(changes.items())[:_MOST_NAMED]]
     more = f" and {len(changes) - _MOST_NAMED} more" if len(changes) > _MOST_NAMED else ""
     return (
         f"the checkpoint is of another configuration ({', '.join(named)}{more}) and does not fit the trial; what "
-        f"shapes the model cannot change while it trains: name only others in search.scheduler.mutate ({reason})"
+        "shapes the model cannot change while it trains: name only others in search.scheduler.mutate "
+        f"({reason[:_LONGEST]})"
     )
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else shown(value)
 
 
 def carried(held: Any, built: Any, now: Any) -> Any:

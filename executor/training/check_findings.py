@@ -28,6 +28,8 @@ class CheckOrder:
     """The longest time for other values."""
     extremes: tuple[Mapping[str, Any], ...] = ()
     """Configurations of extreme values, of which a program's first iteration is tried too."""
+    forks: tuple[Mapping[str, Any], ...] = ()
+    """Configurations with which a trial may continue from its checkpoint; each is tried."""
     booleans: tuple[str, ...] = ()
     """Parameters that are true or false, which the program may read as other words."""
     device_id: str = ""
@@ -73,7 +75,7 @@ class TrialCheck:
     checkpoint_every: int | None = None
     """Iterations between the checkpoints of its class; None: a function chooses them."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Step -> its seconds: import, set-up, iteration, save, restore, and perhaps next, continue, restart and gang.
+    """Step -> its seconds: import, set-up, iteration, save, restore; perhaps next, continue, fork, restart and gang.
 
     A program's start is in `set-up` if a second iteration (next) shows how long it takes, and else in `iteration`."""
     first_extra_s: float | None = None

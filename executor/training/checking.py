@@ -223,7 +223,10 @@ class StepwiseCheck:
             self._found.resumes, self._found.restart = False, restarts.AGAIN
         elif segment.max_iterations != 1:
             seen = [metrics, unbroken] if unbroken else [metrics]
-            self._continue(replace(segment, from_iterations=1, until_iterations=2), payload, seen)
+            later = replace(segment, from_iterations=1, until_iterations=2)
+            self._continue(later, payload, seen)
+            for configuration in self._order.forks if not self._found.problems else ():
+                self._fork(replace(later, config=configuration), payload)
 
     def _made(self, segment: Segment, resources: list[Any], payload: bytes | None = None) -> Runner:
         if segment.training is not None:
@@ -272,6 +275,23 @@ class StepwiseCheck:
             self._found.remarks += [judged.remark] if judged.remark else []
             self._found.problems += [TrialFault(line=f"continue: {judged.problem}")] if judged.problem else []
 
+    def _fork(self, segment: Segment, payload: bytes) -> None:
+        """Continue from the checkpoint with another configuration, as a trial does that takes over another's."""
+        resources: list[Any] = []
+        before = self._order.segment.config
+        changed = {name: (before.get(name), own) for name, own in segment.config.items() if before.get(name) != own}
+        is_torch_trial = self._found.kind == "TorchTrial"  # its settings are set by itself
+        try:
+            with self._step("fork"), _steps_seen(is_wanted=not is_torch_trial) as seen:
+                runner = self._made(segment, resources, payload)
+                if not is_torch_trial and self._found.seconds["iteration"] <= _CONTINUED_S:
+                    with suppress(TrainingEnded):
+                        runner.iterate(2)
+            if (kept := _kept_setting(seen, changed)) and kept not in self._found.remarks:
+                self._found.remarks.append(kept)
+        finally:
+            close_all(resources, segment)
+
     @contextmanager
     def _step(self, name: str, *, goes_on: bool = False) -> Any:
         """Time a step. A failure is a problem, after which `_Failed` is raised unless it `goes_on` without metrics."""
@@ -299,6 +319,39 @@ class StepwiseCheck:
         ]
         self._answers.write(json.dumps(asdict(replace(self._found, problems=problems))) + "\n")
         self._answers.flush()
+
+
+@contextmanager
+def _steps_seen(*, is_wanted: bool) -> Iterator[list[dict[str, float]]]:
+    """Provide the settings of the optimizers of torch that step meanwhile, one for each group of each step."""
+    seen: list[dict[str, float]] = []
+    if not is_wanted or "torch" not in sys.modules:
+        yield seen
+        return
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    def look(optimizer: Any, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            seen.append({name: float(value) for name, value in group.items() if type(value) in (int, float)})
+
+    hook = register_optimizer_step_pre_hook(look)
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+def _kept_setting(seen: Sequence[Mapping[str, float]], changed: Mapping[str, tuple[Any, Any]]) -> str:
+    """Return that an optimizer has the setting of the configuration that wrote a checkpoint; empty if none has."""
+    values = {value for group in seen for value in group.values()}
+    for name, (was, now) in changed.items():
+        if type(was) is float and type(now) is float and was in values and now not in values:
+            return (
+                f"after a start with {name}={now:.6g} from a checkpoint of {name}={was:.6g}, an optimizer still has "
+                f"{was:.6g}: load_state_dict() brings the settings of the checkpoint; set them from the configuration "
+                "after loading, or changes of it have no effect"
+            )
+    return ""
 
 
 def _written(payload: Payload) -> bytes:
@@ -336,13 +389,14 @@ def _problem(step: str, error: BaseException, order: CheckOrder) -> TrialFault:
         line, details = failure.message.removeprefix(f"{type(error).__name__}: "), _own_frames(error.__cause__)
         return TrialFault(line=line, details=details, may_be_here=isinstance(error, NotHereError))
     own, no_memory = isinstance(error, TrialFailure), isinstance(error, (MemoryError, LacksMemory))
-    fix = "" if isinstance(error, UnclearMetric) else _FIXES.get(failure.kind, "")
+    fix = "" if isinstance(error, UnclearMetric) or step == "fork" else _FIXES.get(failure.kind, "")
     line = f"{step}: {failure.message}{fix}"
     if isinstance(error.__cause__, WorkerTrace):
         details = str(error.__cause__).strip()
     else:
         details = "" if own else _own_frames(error)
-    is_final = failure.kind == "no_metric" or (step in ("restore", "continue") and failure.kind != "not_a_number")
+    restores = step in ("restore", "continue", "fork")
+    is_final = failure.kind == "no_metric" or (restores and failure.kind != "not_a_number")
     return TrialFault(line=line, details=details, is_final=is_final, may_be_here=no_memory)
 
 

@@ -114,6 +114,8 @@ def _lines(report: CheckReport) -> Iterator[str]:
         yield f"values         {trial.tried} of {trial.to_try} tried: each parameter alone, and extreme values together"
     if trial.restart:
         yield f"restart        {trial.restart}"
+    if _succeeded(report, "fork"):
+        yield "fork           it continues from its checkpoint with a changed configuration"
     if _succeeded(report, "restart"):
         yield f"restart        a fresh process goes on from a checkpoint alike, compared in {seconds['restart']:.2f} s"
     if _succeeded(report, "gang"):

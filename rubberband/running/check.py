@@ -225,6 +225,7 @@ def _passed(experiment: Experiment, entrypoint: Entrypoint, home: Path, max_gpus
     words = experiment.to_words()
     parts = [words["search"].get(key) for key in ("space", "metric", "also")]
     parts.append(_gangs(experiment, max_gpus) if max_gpus > 1 else None)
+    parts += [] if experiment.brackets()[0][0].exchange is None else [words["search"]["scheduler"]]
     if experiment.resources.env:
         parts.append(experiment.resources.env)
     if experiment.training.mode == "async":
@@ -265,6 +266,7 @@ def _checked(
                 values={} if quick else _each_value(experiment.search.space),
                 extremes=() if quick else _extremes(experiment.search.space),
                 booleans=tuple(name for name in booleans if name not in known),
+                forks=_forks(experiment, configuration),
             )
             left_s = max(1.0, until - time.monotonic())
             found = check(order, limit_s=left_s, output=output, cancelled=cancelled)
@@ -281,6 +283,14 @@ def _checked(
                 break
             failed.append(f"trial {number} ({brief(configuration)}) fails: {found.problems[0].line}")
     return report
+
+
+def _forks(experiment: Experiment, configuration: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """Return configurations with which a trial may take over the checkpoint of this one; empty if none does."""
+    search = experiment.search
+    if experiment.brackets()[0][0].exchange is None:
+        return ()
+    return tuple(search.scheduler.explored(search.space, configuration, lambda *_, u=u: u) for u in (0.001, 0.999))
 
 
 _DRAWS = 1000

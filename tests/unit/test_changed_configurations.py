@@ -10,11 +10,14 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
+from rubberband import get_checkpoint, report
 from rubberband.executor import CheckpointStore, Entrypoint, SegmentFailure, make_runner
 from rubberband.executor.training.changing import carried
+from rubberband.executor.training.check_findings import CheckOrder, TrialCheck
 from rubberband.executor.training.loop import TorchRunner
 from rubberband.executor.training.run import close_all
 from rubberband.values.adaptive import AdaptiveBatch
+from tests.builders.checks import check_here
 from tests.builders.loops import Exact
 from tests.builders.segments import SEGMENT, content, failure, reports, train
 
@@ -234,3 +237,47 @@ def test_an_adaptive_batch_scales_the_changed_learning_rate(store: CheckpointSto
 )
 def test_the_difference_of_what_was_built_is_carried_over(held: Any, built: Any, now: Any, expected: Any) -> None:
     assert alike(carried(held, built, now), expected)
+
+
+def checked(trial: Any, *forks: Mapping[str, Any]) -> TrialCheck:
+    """What `check` finds of a trial that may take over a checkpoint; without a restart in other processes."""
+    from dataclasses import replace
+
+    segment = replace(SEGMENT, config=OLD, max_iterations=4, until_iterations=1)
+    return check_here(CheckOrder(entrypoint=Entrypoint.from_object(trial), segment=segment, max_gpus=1, forks=forks))
+
+
+def test_a_check_tries_a_fork() -> None:
+    trial = of()
+    found = checked(trial, NEW)
+    assert "fork" in found.seconds
+    assert found.problems == []
+    (problem,) = checked(trial, NEW, {**OLD, "width": 7}).problems
+    assert problem.line.startswith("fork: the checkpoint is of another configuration (width 6 -> 7)")
+    assert problem.is_final
+
+
+def fitted(sets_lr: bool) -> Any:
+    def train(config: Any) -> None:
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"])
+        state = get_checkpoint() or {"epoch": 0}
+        if state["epoch"]:
+            optimizer.load_state_dict(state["optimizer"])
+        if sets_lr:
+            for group in optimizer.param_groups:
+                group["lr"] = config["lr"]
+        for epoch in range(state["epoch"], 4):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            report({"loss": 1.0}, checkpoint={"epoch": epoch + 1, "optimizer": optimizer.state_dict()})
+
+    return train
+
+
+@pytest.mark.parametrize("sets_lr", [True, False])
+def test_a_check_finds_a_function_whose_optimizer_keeps_the_old_learning_rate(sets_lr: bool) -> None:
+    found = checked(fitted(sets_lr), {**OLD, "lr": 0.03})
+    assert found.problems == []
+    kept = [remark for remark in found.remarks if "an optimizer still has 0.01" in remark]
+    assert len(kept) == (0 if sets_lr else 1)
