@@ -16,7 +16,7 @@ from rubberband.errors import InputError
 from rubberband.files import EXCLUSIVE, locked, make_directories, private
 from rubberband.mcp.caps import TAG, AgentCaps
 from rubberband.mcp.place import Here, Place, Service
-from rubberband.spec.experiment import Experiment
+from rubberband.spec.experiment import Experiment, ProfilesByType
 from rubberband.spec.loading import load_experiment
 from rubberband.states import ACTIVE
 from rubberband.units import counted, duration, format_usd, in_unit, shown
@@ -52,8 +52,7 @@ class Tools:
     async def plan(self, file: File, overrides: Overrides = []) -> str:  # noqa: B006 - pydantic copies it
         """Predict time and cost of an experiment file; nothing is started or spent. Says whether submit would be
         refused, and why. Call it before submit, and after each change of the file."""
-        path = self._path(file)
-        experiment = await _aside(load_experiment, path, overrides)
+        path, experiment = await _aside(self._load, file, overrides)
         found = await self._place.plan(path, overrides)
         refused = ""
         try:
@@ -66,8 +65,7 @@ class Tools:
     async def submit(self, file: File, overrides: Overrides = []) -> str:  # noqa: B006
         """Plan an experiment file and start it. It runs on without this session; ask for its status. It must have a
         max_cost within the cap that a person has set."""
-        path = self._path(file)
-        experiment = await _aside(load_experiment, path, overrides)
+        path, experiment = await _aside(self._load, file, overrides)
 
         def start() -> None:
             with self._alone():
@@ -202,12 +200,22 @@ class Tools:
     def _caps(self) -> AgentCaps:
         return AgentCaps.of(self._home)
 
-    def _path(self, file: str) -> Path:
-        """Return the path of an experiment file. Raises InputError for what is no such file of this folder."""
+    def _load(self, file: str, overrides: Sequence[str]) -> tuple[Path, Experiment]:
+        """Return an experiment file and what it says. Raises InputError for files of other folders: an error of reading
+        them would quote them."""
         path = (self._folder / file).resolve()
-        if not path.is_relative_to(self._folder) or path.suffix not in _FILES:
+        if not self._has(path) or path.suffix not in _FILES:
             raise InputError(f"file: {shown(file)} is not a {' or '.join(_FILES)} file below {self._folder}")
-        return path
+        experiment = load_experiment(path, overrides)
+        profile = experiment.profile
+        by_type = profile.by_instance_type if isinstance(profile, ProfilesByType) else {"": profile}
+        for read in (experiment.resources.catalogue, *by_type.values()):
+            if isinstance(read, str) and not self._has(Path(read).resolve()):
+                raise InputError(f"{shown(read)} is not below {self._folder}; copy it there")
+        return path, experiment
+
+    def _has(self, path: Path) -> bool:
+        return path.is_relative_to(self._folder)
 
     def _alone(self) -> Any:
         return _Alone(self._home / "agents.lock")

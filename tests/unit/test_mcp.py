@@ -93,6 +93,15 @@ def test_a_file_of_another_folder_or_kind_is_not_read(home: Path, tmp_path: Path
         assert "hidden" not in line
 
 
+@pytest.mark.parametrize("word", ["profile=F", "resources.catalogue=F", "profile={by_instance_type: {virtual: F}}"])
+def test_no_file_of_another_folder_is_named_in_an_experiment(home: Path, tmp_path: Path, word: str) -> None:
+    secret = tmp_path.parent / "secret.csv"
+    secret.write_text("hidden,line\n")
+    for tool in ("plan", "submit"):
+        line = refusal(tool, file="first.yaml", overrides=[word.replace("F", str(secret))])
+        assert line.endswith(f" is not below {tmp_path}; copy it there")
+
+
 CAPS = [
     ("", {}, ""),
     (
