@@ -37,7 +37,7 @@ _PANELS: dict[Panel, dict[str, tuple[str, str]]] = {
         "logs": ("experiment", "Print the output and the errors of trials."),
         "cancel": ("experiment", "Cancel a running experiment."),
         "stop": ("experiment", "Stop single trials of a running experiment."),
-        "extend": ("experiment", "Give a later deadline or a larger budget."),
+        "extend": ("experiment", "Give more time, budget or another target."),
         "scale": ("experiment", "Limit a running experiment's instances."),
     },
     "Results": {

@@ -48,12 +48,12 @@ EXPLAINED = frozenset(ExperimentState) - {ExperimentState.RUNNING, ExperimentSta
 """States whose reason says more than the state."""
 
 Action = Literal["cancel", "resume", "extend", "limit", "stop", "delete"]
-Fact = Literal["here", "measured", "begun", "limited", "open", "ended"]
+Fact = Literal["here", "measured", "begun", "targeted", "open", "ended"]
 """Facts that a state does not have.
 
 here: it did not begin in another home. measured: no profile was lost that would be paid for again. begun: its journal
-has begun, or it waits with a profile, so that the rest can be planned. limited: it has a deadline or a max_cost. open:
-a resume continues it, with the limits granted since. ended: its journal says so, if it has one.
+has begun, or it waits with a profile, so that the rest can be planned. targeted: a trial that reached the target ended
+it. open: a resume continues it, with the limits granted since. ended: its journal says so, if it has one.
 """
 
 
@@ -69,7 +69,8 @@ def _never(remedy: str) -> tuple[Condition]:
     return (Condition(None, remedy),)
 
 
-_OVER = _never("it is over; to run it again under another name: `rubberband run FILE --new`")
+_NEW = "it is over; to run it again under another name: `rubberband run FILE --new`"
+_OVER = _never(_NEW)
 _REFUSED = _never("it never started; submit it again under another name")
 _UNREADABLE = _never("its journal cannot be read")
 _UNDER_WAY = _never("it is already running")
@@ -80,7 +81,8 @@ _RELEASED = (_THERE, Condition("ended", _INSTANCES))
 _RUNS = _never("only an experiment that has ended is deleted; cancel it, and delete it then")
 _MEASURED = Condition("measured", "it ended while its profile was measured; submit it again")
 _BEGUN = Condition("begun", "it has not started, so its rest cannot be planned; try again once it runs")
-_LIMITED = Condition("limited", "it has neither a deadline nor a max_cost; there is nothing to extend")
+_TARGETED = Condition("targeted", _NEW)
+_HARDER = Condition("open", "it has reached its target; give a harder one first (extend --target), then resume it")
 _STILL = _never("it is not running; resume it first")
 _SOON = _never("it has not started; try again once it runs")
 _RAISED = Condition("open", "raise max_cost first (extend), then resume it")
@@ -88,7 +90,7 @@ _BLAMELESS = Condition("open", "its trials failed in their own code; fix it, the
 
 _ACTIONS: tuple[Action, ...] = get_args(Action)
 _Rules = Mapping[Action, tuple[Condition, ...]]
-_SOONER: _Rules = {"cancel": (), "extend": (_BEGUN, _LIMITED), "limit": _SOON, "stop": _SOON, "delete": _RUNS}
+_SOONER: _Rules = {"cancel": (), "extend": (_BEGUN,), "limit": _SOON, "stop": _SOON, "delete": _RUNS}
 """Before it runs."""
 _LATER: _Rules = {"cancel": _OVER, "limit": _STILL, "stop": _STILL, "delete": _RELEASED}
 """After it ran, where a resume may continue it."""
@@ -99,16 +101,21 @@ _CONDITIONS: Mapping[ExperimentState, _Rules] = {
     ExperimentState.INTERRUPTED: {
         "cancel": _never("it is not running; to end what is left at once, resume it and then cancel it"),
         "resume": (_HERE, _MEASURED),
-        "extend": (_BEGUN, _LIMITED),
+        "extend": (_BEGUN,),
         "limit": _STILL,
         "stop": _STILL,
         "delete": _never(_INSTANCES),
     },
-    ExperimentState.DONE: {**dict.fromkeys(_ACTIONS, _OVER), "delete": _RELEASED},
+    ExperimentState.DONE: {
+        **dict.fromkeys(_ACTIONS, _OVER),
+        "resume": (_TARGETED, _HERE, _HARDER),
+        "extend": (_TARGETED,),
+        "delete": _RELEASED,
+    },
     # To cancel it again is answered as before (the same request may arrive twice), and is not offered.
-    ExperimentState.CANCELLED: {**_LATER, "resume": (_HERE, _MEASURED), "extend": (_BEGUN, _LIMITED)},
-    ExperimentState.BUDGET: {**_LATER, "resume": (_HERE, _RAISED), "extend": (_LIMITED,)},
-    ExperimentState.FAILED: {**_LATER, "resume": (_HERE, _BLAMELESS), "extend": (_BLAMELESS, _LIMITED)},
+    ExperimentState.CANCELLED: {**_LATER, "resume": (_HERE, _MEASURED), "extend": (_BEGUN,)},
+    ExperimentState.BUDGET: {**_LATER, "resume": (_HERE, _RAISED), "extend": ()},
+    ExperimentState.FAILED: {**_LATER, "resume": (_HERE, _BLAMELESS), "extend": (_BLAMELESS,)},
     ExperimentState.REFUSED: {**dict.fromkeys(_ACTIONS, _REFUSED), "delete": _RELEASED},
     ExperimentState.UNREADABLE: dict.fromkeys(_ACTIONS, _UNREADABLE),
 }

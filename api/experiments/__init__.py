@@ -20,7 +20,6 @@ from rubberband.api.experiments.starting import (
     KEY_GOOD_S,
     Processes,
     conflict,
-    limited,
     loses_profile,
     raised_as_problems,
     require_going_on,
@@ -128,8 +127,10 @@ class Journals:
         match fact:
             case "here":
                 return not self.exists(row.name) or self._watcher.folder(row.name).is_here
-            case "limited":
-                return limited(row)
+            case "targeted":
+                settled = self.settled(row)
+                ended_by = None if settled is None else settled.result.ended_by
+                return ended_by is not None and ended_by.rule == "target"
             case "begun":
                 return self.exists(row.name) or (waits(row) and row.words.get("profile") is not None)
             case "measured":

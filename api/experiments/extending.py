@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -59,22 +59,38 @@ class Extensions:
         self._granting = LockOfEach()
 
     async def outlook(
-        self, plans: Plans, name: str, deadline: object, max_cost_usd: float | None, caller: str
+        self,
+        plans: Plans,
+        name: str,
+        deadline: object,
+        max_cost_usd: float | None,
+        target: float | None,
+        caller: str,
     ) -> Extension:
         """Return the expected effect of limits, which a planning process previews. Raises Problem."""
-        asked = await asyncio.to_thread(self.question, name, deadline=deadline, max_cost_usd=max_cost_usd)
+        question = partial(self.question, deadline=deadline, max_cost_usd=max_cost_usd, target=target)
+        asked = await asyncio.to_thread(question, name)
         found = asked if isinstance(asked, Extension) else (await plans.rest(asked, caller)).extension
         await asyncio.to_thread(self._require_money, name, found)
         return found
 
     async def planned_and_granted(
-        self, plans: Plans, name: str, deadline: object, max_cost_usd: float | None, caller: str, *, request: str
+        self,
+        plans: Plans,
+        name: str,
+        deadline: object,
+        max_cost_usd: float | None,
+        target: float | None,
+        caller: str,
+        *,
+        request: str,
     ) -> Extension:
         """Put limits in force, once for each `request`, and return the expected effect. Raises Problem.
 
         If the experiment's limits change meanwhile, the effect is planned again.
         """
-        question = partial(self.question, deadline=deadline, max_cost_usd=max_cost_usd, request=request)
+        limits: dict[str, Any] = {"deadline": deadline, "max_cost_usd": max_cost_usd, "target": target}
+        question = partial(self.question, request=request, **limits)
         for _ in range(_TRIES):
             asked = await asyncio.to_thread(question, name)
             if isinstance(asked, Extension):
@@ -98,7 +114,13 @@ class Extensions:
             self._budgets.require_extension(row, extension, self._settings.clock(), bill_usd=bill_usd)
 
     def question(
-        self, name: str, *, deadline: object = None, max_cost_usd: float | None = None, request: str = ""
+        self,
+        name: str,
+        *,
+        deadline: object = None,
+        max_cost_usd: float | None = None,
+        target: float | None = None,
+        request: str = "",
     ) -> Extension | RestQuestion:
         """Return the question to plan for these limits, or the answer that the same `request` had before."""
         row = self._journals.row(name)
@@ -113,11 +135,11 @@ class Extensions:
             # A duration counts from the submission, or from the start of what was run by hand.
             instant = deadline if deadline is None or not row.words else instant_of(deadline, row.created_at)
             if waits(row):
-                other = with_limits(row.words, cast("datetime | None", instant), max_cost_usd)
+                other = with_limits(row.words, cast("datetime | None", instant), max_cost_usd, target)
                 require_runnable(Experiment.kept(other), self._settings)
                 return _of_waiting(row, other, self._settings.clock())
             with self._journals.opened(name) as follower:
-                limits = follower.limits(deadline=instant, max_cost_usd=max_cost_usd)
+                limits = follower.limits(deadline=instant, max_cost_usd=max_cost_usd, target=target)
                 if max_cost_usd is not None:
                     allowance.require_going_on(follower, self._settings.home, max_cost_usd=max_cost_usd, goes_on=False)
             is_driven = row.state is ExperimentState.RUNNING
@@ -171,14 +193,7 @@ class Extensions:
 
     def _ask(self, row: Submission, question: RestQuestion, request: str) -> None:
         """Leave the request for the driver that runs or resumes it. First it counts with what that may cost."""
-        limits = question.limits
-        asked = DriverRequest(
-            id=request,
-            kind="extend",
-            asked_at=self._settings.clock(),
-            deadline_s=limits.deadline_s,
-            max_cost_usd=limits.max_cost_usd,
-        )
+        asked = DriverRequest(id=request, kind="extend", asked_at=self._settings.clock(), **asdict(question.limits))
         self._store.change(row.name, at=self._settings.clock(), admitted_usd=row.admitted_usd)
         with raised_as_problems():
             Inbox(self._watcher.folder(question.name).inbox).put(asked)

@@ -61,13 +61,6 @@ def loses_profile(row: Submission) -> bool:
     return bool(row.attempt) and kind_in(row.words).is_rented and row.words.get("profile") is None
 
 
-def limited(row: Submission) -> bool:
-    """Whether it has a deadline or a max_cost."""
-    constraints = row.words.get("constraints") or {}
-    has = (row.summary.deadline_s, row.summary.max_cost_usd, constraints.get("deadline"), constraints.get("max_cost"))
-    return any(limit is not None for limit in has)
-
-
 @contextmanager
 def raised_as_problems() -> Iterator[None]:
     """Turn errors with messages for users into problems."""

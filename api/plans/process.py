@@ -140,8 +140,13 @@ def instant_of(deadline: object, since: float) -> datetime:
     return parsed if isinstance(parsed, datetime) else datetime.fromtimestamp(since + parsed, UTC)
 
 
-def with_limits(words: Mapping[str, Any], deadline: datetime | None, max_cost_usd: float | None) -> dict[str, Any]:
+def with_limits(
+    words: Mapping[str, Any], deadline: datetime | None, max_cost_usd: float | None, target: float | None = None
+) -> dict[str, Any]:
     """Return settings with other limits; None keeps one. Raises InputError for a tighter limit."""
+    if target is not None:
+        search = words["search"]
+        words = {**words, "search": {**search, "stop": {**search.get("stop", {}), "target": target}}}
     constraints = dict(words.get("constraints", {}))
     if deadline is not None:
         _require_later(constraints, deadline)
@@ -180,8 +185,9 @@ def waiting_extension(
         before = _estimate(words, policy, now, code)
     except InputError:  # its deadline passed in the queue
         before = None
-    found = _outlook(after, after)
-    return Extension(before=found if before is None else _outlook(before, after), after=found, stage=0)
+    targets = [each.get("search", {}).get("stop", {}).get("target") for each in (words, other)]
+    found = _outlook(after, after, targets[1])
+    return Extension(before=found if before is None else _outlook(before, after, targets[0]), after=found, stage=0)
 
 
 def _estimate(words: Mapping[str, Any], policy: Policy, now: float, code: Sequence[str]) -> Estimate:
@@ -193,7 +199,7 @@ def _estimate(words: Mapping[str, Any], policy: Policy, now: float, code: Sequen
     ).estimate
 
 
-def _outlook(found: Estimate, stand_in: Estimate) -> Outlook:
+def _outlook(found: Estimate, stand_in: Estimate, target: float | None) -> Outlook:
     job = found.job or stand_in.job
     if job is None:
         raise HttpProblem(CONFLICT, f"with these limits no plan is feasible either: {stand_in.reason}")
@@ -202,6 +208,7 @@ def _outlook(found: Estimate, stand_in: Estimate) -> Outlook:
         cost_usd=job.prediction.cost_usd,
         deadline_s=found.constraints.deadline_s,
         max_cost_usd=found.constraints.max_cost_usd,
+        target=target,
         plan=job.plan,
         feasible=found.feasible,
         reason=found.reason or "it is queued; nothing has started",

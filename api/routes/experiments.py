@@ -67,7 +67,7 @@ _SUBMISSION_TRIES = 5
 
 
 class ExtendBody(BaseModel):
-    """Other limits for an experiment. Only raising them is granted."""
+    """Other limits for an experiment, of which only raising is granted, or another target."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
@@ -77,6 +77,7 @@ class ExtendBody(BaseModel):
     max_cost: Annotated[Usd, Field(gt=0)] | None = Field(
         default=None, description="In US dollars, such as `5` or `$5`."
     )
+    target: float | None = Field(default=None, description="The value of the metric that ends the search.")
     dry_run: bool = Field(default=True, description="Only show what would change; false changes it.")
 
 
@@ -94,10 +95,10 @@ def read_limits(body: bytes, media_type: str) -> ExtendBody:
     """Parse the limits in a request's body. Raises Problem: MEDIA, MALFORMED, or INVALID."""
     require_json(media_type)
     limits = read_object(
-        ExtendBody, body, "what extends an experiment; send an object: deadline, max_cost or both, and dry_run"
+        ExtendBody, body, "what extends an experiment; send an object: deadline, max_cost or target, and dry_run"
     )
-    if limits.deadline is None and limits.max_cost is None:
-        raise HttpProblem(INVALID, "neither deadline nor max_cost is given; give one or both")
+    if limits.deadline is None and limits.max_cost is None and limits.target is None:
+        raise HttpProblem(INVALID, "neither deadline, max_cost nor target is given; give one of them")
     return limits
 
 
@@ -348,7 +349,7 @@ async def acted(
 
 @router.post(
     "/{name}/extend",
-    summary="Extend an experiment's deadline or budget",
+    summary="Extend an experiment's deadline or budget, or change its target",
     operation_id="extendExperiment",
     response_model=models.ExtensionView,
     openapi_extra=json_body(
@@ -370,7 +371,7 @@ async def extend(
     limits = read_limits(body, request.headers.get("content-type", ""))
     given = asked(request, principal, key, body)
     name, caller, extensions = experiment.name, caller_of(request), service.runs.extensions
-    asked_for = (service.plans, name, limits.deadline, limits.max_cost, caller)
+    asked_for = (service.plans, name, limits.deadline, limits.max_cost, limits.target, caller)
     if limits.dry_run:
         return json_answer(views_json.extension_view(await extensions.outlook(*asked_for)))
 

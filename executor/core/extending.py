@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.core.bill import bill_usd, held_s
 from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.ends import reaching
 from rubberband.executor.core.events import DriverResumed, EndedInstance
 from rubberband.executor.core.fleet import GONE
 from rubberband.executor.core.forecast import Forecast, forecast, runs_in_s, stage_left
@@ -27,6 +28,7 @@ from rubberband.executor.core.state import LaneState, Phase, State
 from rubberband.executor.journal.journal import Header
 from rubberband.units import MONEY_SLACK_USD, format_duration, format_instant, format_usd, parse_deadline
 from rubberband.values.plan import Cohort, Plan
+from rubberband.values.stopping import target_fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,8 @@ class Limits:
     """From Started."""
     max_cost_usd: float | None = None
     """Limit of the run, without the cost of its profile."""
+    target: float | None = None
+    """Value of the metric that ends the search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,8 @@ class Outlook:
     """Whether it keeps these limits."""
     reason: str
     """One line for the user."""
+    target: float | None = None
+    """Value of the metric that ends the search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +84,14 @@ class Extension:
         return self.after.cost_usd - self.before.cost_usd
 
 
-def limits_of(header: Header, state: State, *, deadline: object = None, max_cost_usd: float | None = None) -> Limits:
+def limits_of(
+    header: Header,
+    state: State,
+    *,
+    deadline: object = None,
+    max_cost_usd: float | None = None,
+    target: float | None = None,
+) -> Limits:
     """New limits in the file's words, as the driver counts them.
 
     `deadline` is a duration (a number of seconds, or text such as 40m) from the experiment's start, profiling
@@ -86,15 +99,17 @@ def limits_of(header: Header, state: State, *, deadline: object = None, max_cost
     controller's, with the limits in force. Raises InputError for what is no limit, or less than is granted already.
     """
     deadline_s = None if deadline is None else _deadline_s(header, state, parse_deadline(deadline))
+    if target is not None:
+        _require_target(target, state.job)
     if max_cost_usd is None:
-        return Limits(deadline_s=deadline_s)
+        return Limits(deadline_s=deadline_s, target=target)
     if state.job.offer.unit != "USD":
         raise InputError("max_cost: it is in USD, and an experiment without a price counts GPU-hours; leave it out")
     if not math.isfinite(max_cost_usd):
         raise InputError(f"max_cost: {max_cost_usd} is not an amount; give USD, such as 5")
     used_usd: float = header.setup.get("profiling_cost_usd", 0.0)
     _require_larger(max_cost_usd - used_usd, state.job.max_cost_usd, used_usd)
-    return Limits(deadline_s=deadline_s, max_cost_usd=max_cost_usd - used_usd)
+    return Limits(deadline_s=deadline_s, max_cost_usd=max_cost_usd - used_usd, target=target)
 
 
 def extension(
@@ -103,6 +118,7 @@ def extension(
     *,
     deadline_s: float | None = None,
     max_cost_usd: float | None = None,
+    target: float | None = None,
     driven: bool = True,
 ) -> Extension:
     """The rest of an experiment by the limits in force and by other ones.
@@ -111,7 +127,7 @@ def extension(
     (`driven=False`) is taken to hold nothing. Raises InputError if nothing more is granted, the deadline has passed, or
     the experiment is over for good.
     """
-    extended = state.supposed(job=_extended(state.job, deadline_s, max_cost_usd))
+    extended = state.supposed(job=_extended(state.job, deadline_s, max_cost_usd, target))
     _require_future(extended)
     if deadline_s is not None and state.course != "new" and deadline_s <= now - state.started_at:
         ago = format_duration(round(now - state.started_at - deadline_s, 1))
@@ -150,7 +166,15 @@ _SAME_S = 1.0
 """A limit counts from when the experiment was planned, which is somewhat before it was made."""
 
 
-def _extended(job: Job, deadline_s: float | None, max_cost_usd: float | None) -> Job:
+def _require_target(target: float, job: Job) -> None:
+    """Raise InputError for a target that no metric can have, or that any has."""
+    if not math.isfinite(target):
+        raise InputError(f"target: {target} is not a finite number; write one, such as 0.98")
+    if wrong := target_fault(target, job.metric, job.mode):
+        raise InputError(f"target: {wrong}")
+
+
+def _extended(job: Job, deadline_s: float | None, max_cost_usd: float | None, target: float | None) -> Job:
     """The job with the new limits. Raises InputError if they do not extend it."""
     extended = job
     if deadline_s is not None:
@@ -159,8 +183,12 @@ def _extended(job: Job, deadline_s: float | None, max_cost_usd: float | None) ->
     if max_cost_usd is not None:
         _require_larger(max_cost_usd, job.max_cost_usd, 0.0)
         extended = replace(extended, max_cost_usd=max_cost_usd)
+    if target is not None:
+        extended = replace(extended, stop=replace(job.stop, target=target))
     if extended == job:
-        raise InputError("the experiment already has these limits; give a later deadline or a larger max_cost")
+        raise InputError(
+            "the experiment already has these limits; give a later deadline, a larger max_cost or another target"
+        )
     return extended
 
 
@@ -183,6 +211,8 @@ def _require_future(state: State) -> None:
     """Raise InputError if the experiment is over, whatever its limits."""
     if state.outcome is None or can_go_on(state):
         return
+    if state.ended_by is not None and state.ended_by.rule == "target":
+        raise InputError(f"it has ended, since {state.reason}; give a harder target with --target")
     if state.outcome == "budget":
         raise InputError(f"it has ended, since {state.reason}: a later deadline changes nothing; raise max_cost")
     raise InputError(f"it has ended ({state.outcome}) and cannot be extended; run it again under another name")
@@ -200,6 +230,10 @@ def _outlook(state: State, now: float, driven: bool) -> tuple[Outlook, int]:
     if state.outcome is not None:
         reason = f"it has ended: {state.reason or state.outcome}"
         return outlook_of(job, forecast(state, now), state.plan, reason, feasible=False), len(job.stages)
+    if (found := reaching(state, state.trials)) is not None:
+        reason = f"trial {found.trial} has reached the target, and the search ends"
+        now_s = Forecast(jct_s=state.elapsed_s(now), cost_usd=bill_usd(state, now))
+        return outlook_of(job, now_s, state.plan, reason), len(job.stages)
     left = [lane for lane in state.active() if lane.next_stage < lane.end_stage]
     if not left:
         return outlook_of(job, forecast(state, now), state.plan, "only the last stage is left"), len(job.stages)
@@ -298,6 +332,7 @@ def outlook_of(job: Job, expected: Forecast, plan: Plan, reason: str, *, feasibl
         cost_usd=expected.cost_usd,
         deadline_s=job.deadline_s,
         max_cost_usd=job.max_cost_usd,
+        target=job.stop.target,
         plan=plan,
         feasible=in_time and in_budget if feasible is None else feasible,
         reason=reason,

@@ -54,6 +54,8 @@ class DriverRequest:
     """For `extend`: the new deadline, from Started as in `Job.deadline_s`; None: unchanged."""
     max_cost_usd: float | None = None
     """For `extend`: the new cap, as in `Job.max_cost_usd`; None: unchanged."""
+    target: float | None = None
+    """For `extend`: the new value of the metric that ends the search; None: unchanged."""
     max_instances: int | None = None
     """For `limit`: the most instances from then on; None: as many as the experiment's file allows."""
     promised_instances: int | None = None
@@ -144,6 +146,8 @@ def _is_sound(request: DriverRequest) -> bool:
     limits = [limit for limit in (request.deadline_s, request.max_cost_usd) if limit is not None]
     counts = (request.max_instances, request.promised_instances, request.trial)
     if any(count is not None and count < 0 for count in counts):
+        return False
+    if request.target is not None and not math.isfinite(request.target):
         return False
     return math.isfinite(request.asked_at) and all(math.isfinite(limit) and limit > 0.0 for limit in limits)
 
@@ -258,6 +262,7 @@ def _as_events(requests: Iterable[DriverRequest], job: Job, now: float) -> list[
             request=asked.id,
             deadline_s=raised(job.deadline_s, deadline_s),
             max_cost_usd=raised(job.max_cost_usd, max_cost_usd),
+            target=asked.target,
         )
         job = job.granted(event)
         events.append(event)

@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -215,13 +215,13 @@ class JournalFollower:
             self._latest = self.seq, now, result
             return result
 
-    def limits(self, *, deadline: object, max_cost_usd: float | None) -> Limits:
+    def limits(self, *, deadline: object, max_cost_usd: float | None, target: float | None = None) -> Limits:
         """Return other limits as the driver counts them. Raises InputError if invalid, or below the present ones."""
         from rubberband.executor.core.extending import limits_of
 
         with self._lock:
             controller = self._as_asked()
-            return limits_of(self.header, controller.state, deadline=deadline, max_cost_usd=max_cost_usd)
+            return limits_of(self.header, controller.state, deadline=deadline, max_cost_usd=max_cost_usd, target=target)
 
     @property
     def limits_in_force(self) -> Limits:
@@ -230,7 +230,13 @@ class JournalFollower:
 
         with self._lock:
             job = self._as_asked().job
-            return Limits(deadline_s=job.deadline_s, max_cost_usd=job.max_cost_usd)
+            return Limits(deadline_s=job.deadline_s, max_cost_usd=job.max_cost_usd, target=job.stop.target)
+
+    @property
+    def has_reached(self) -> bool:
+        """Whether a trial that reached the target has ended it."""
+        ended_by = self.controller.state.ended_by
+        return ended_by is not None and ended_by.rule == "target"
 
     def extension(self, limits: Limits, *, driven: bool) -> Extension:
         """Return the effect of other limits. It may take long. Raises InputError."""
@@ -241,8 +247,7 @@ class JournalFollower:
             state = copy.deepcopy(controller.state)
             now = self.present
         # Planning may take long, and must not block other threads.
-        limited = {"deadline_s": limits.deadline_s, "max_cost_usd": limits.max_cost_usd}
-        return extension(state, now, driven=driven, **limited)
+        return extension(state, now, driven=driven, **asdict(limits))
 
     def has_taken(self, request: str) -> bool:
         """Whether the request of this id is applied, or, if it asks for limits, about to be."""

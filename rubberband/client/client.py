@@ -454,15 +454,17 @@ class Client(Connected):
         *,
         deadline: str | float | None = None,
         max_cost: str | float | None = None,
+        target: float | None = None,
         dry_run: bool = True,
         idempotency_key: str | None = None,
     ) -> models.ExtensionView:
-        """Show the effect of a later deadline or a larger budget; with `dry_run=False`, grant it.
+        """Show the effect of a later deadline, a larger budget or another target; with `dry_run=False`, grant it.
 
         Args:
-            name: The experiment, which runs.
+            name: The experiment, which runs, or was ended by its budget or its target.
             deadline: A duration from the start, as in the file, or a time with its zone.
             max_cost: US dollars, such as 5 or `"$5"`.
+            target: The value of the metric that ends the search.
             dry_run: Whether only to show the effect.
             idempotency_key: A grant that is repeated with the same key has one effect.
 
@@ -479,7 +481,7 @@ class Client(Connected):
             Traceback (most recent call last):
             rubberband.errors.InputError: experiment 'served' is done...
         """
-        limits = {"deadline": deadline, "max_cost": max_cost, "dry_run": dry_run}
+        limits = {"deadline": deadline, "max_cost": max_cost, "target": target, "dry_run": dry_run}
         body = {word: value for word, value in limits.items() if value is not None}
         send = calls.post if dry_run else calls.act
         return self._send(send(calls.path(name, "/extend"), body, key=None if dry_run else idempotency_key))

@@ -192,7 +192,7 @@ class Best(Answer):
 
 
 class GrantedLimits(Answer):
-    """More time or money that was granted after the start; null is no limit."""
+    """More time or money, or another target, that was granted after the start; null is no limit."""
 
     at_s: float
     """Seconds from the start."""
@@ -200,6 +200,9 @@ class GrantedLimits(Answer):
     deadline_s: float | None
     max_cost_before_usd: float | None
     max_cost_usd: float | None
+    target_before: float | None
+    target: float | None
+    """The value of the metric that ends the search."""
 
 
 class ExperimentDetail(ExperimentView):
@@ -259,6 +262,8 @@ class TrialView(Answer):
     """Whether it has ended by itself, after its iterations."""
     stopped_s: float | None
     """Time at which the user stopped it, from the start; null: not by the user."""
+    ended_by: str
+    """The rule of search.stop that ended it; empty: none did."""
     checkpoints: list[SavedCheckpoint]
     """The latest first; older ones than these are deleted as newer ones are written."""
 
@@ -384,6 +389,7 @@ class OutlookView(Answer):
     cost_usd: float | None
     deadline_s: float | None
     max_cost_usd: float | None
+    target: float | None
     plan: dict[str, Any]
     feasible: bool
     reason: str

@@ -159,30 +159,34 @@ def extend(
         ),
     ] = None,
     max_cost: Annotated[str | None, option("--max-cost", "USD", "The new limit, for the whole experiment.")] = None,
+    target: Annotated[
+        float | None, option("--target", "VALUE", "The new value of the metric that ends the search (search.stop).")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only show what would change.")] = False,
     output: TextOption = TextFormat.text,
     server: ServerOption = None,
     on: OnOption = None,
 ) -> None:
-    """Give a later deadline or a larger budget.
+    """Give more time, budget or another target.
 
     Shows the new plan with its time and cost first, and asks for confirmation. A running experiment uses the new limits
-    from the next SYNC on. An experiment that stopped at max_cost can then be resumed.
+    from the next SYNC on, and a target at once. An experiment that stopped at max_cost, or that reached its target, can
+    then be resumed.
     """
     from rubberband.units import parse_usd
     from rubberband.views.live.status import extension_lines
 
-    if deadline is None and max_cost is None:
-        raise InputError("extend: nothing to change; give --deadline 40m, --max-cost 5, or both")
+    if deadline is None and max_cost is None and target is None:
+        raise InputError("extend: nothing to change; give --deadline 40m, --max-cost 5 or --target 0.98")
     max_cost_usd = None if max_cost is None else parse_usd(max_cost)
     with open_experiment(name, server) as experiment:
-        found = experiment.extension(deadline, max_cost_usd, granted=False)
+        found = experiment.extension(deadline, max_cost_usd, target, granted=False)
         unit = experiment.look()["summary"].get("unit", "USD")
         for line in extension_lines(found):
             print(in_unit(line, unit), file=sys.stderr)
         if not dry_run and (yes or typer.confirm("Apply it?", err=True)):
-            found = experiment.extension(deadline, max_cost_usd, granted=True)
+            found = experiment.extension(deadline, max_cost_usd, target, granted=True)
             print("applied", file=sys.stderr)
     if output is TextFormat.json:
         print_json({"schema": "rubberband.extension/1", **found})
@@ -239,9 +243,12 @@ class RemoteExperiment:
         effect = "cancellation requested" if found["state"] in ACTIVE else "it has ended"
         return f"{self._name}: {found['state']}; {effect}"
 
-    def extension(self, deadline: str | None, max_cost_usd: float | None, *, granted: bool) -> dict[str, Any]:
+    def extension(
+        self, deadline: str | None, max_cost_usd: float | None, target: float | None = None, *, granted: bool
+    ) -> dict[str, Any]:
         """Return the effect of other limits, and set them if `granted`."""
-        return dict(self._client.extend(self._name, deadline=deadline, max_cost=max_cost_usd, dry_run=not granted))
+        limits: dict[str, Any] = {"deadline": deadline, "max_cost": max_cost_usd, "target": target}
+        return dict(self._client.extend(self._name, dry_run=not granted, **limits))
 
     def limit(self, max_instances: int | None) -> None:
         """Limit its instances from now on."""

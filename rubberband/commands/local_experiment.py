@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,14 @@ class LocalExperiment:
             labels=read_labels(self._folder),
         )
 
-    def extension(self, deadline: str | None, max_cost_usd: float | None, *, granted: bool) -> ExtensionView:
+    def extension(
+        self, deadline: str | None, max_cost_usd: float | None, target: float | None = None, *, granted: bool
+    ) -> ExtensionView:
         """Return the effect of other limits, and send them to the driver if `granted`. Raises InputError."""
         view, busy = self.look(), at_work(self._folder)
         if why := self._obstacle(view, "extend"):
             raise InputError(f"experiment {view['name']!r} is {view['state']}: {why}")
-        limits = self._follower.limits(deadline=deadline, max_cost_usd=max_cost_usd)
+        limits = self._follower.limits(deadline=deadline, max_cost_usd=max_cost_usd, target=target)
         found = self._follower.extension(limits, driven=busy)
         if max_cost_usd is not None:
             from rubberband.executor.run.allowance import require_going_on
@@ -74,7 +77,7 @@ class LocalExperiment:
                 from rubberband.planning.month_cap import require_money
 
                 require_money(Path(pool), found.added_usd, found.added_s, "the extension")
-            self._ask("extend", deadline_s=limits.deadline_s, max_cost_usd=limits.max_cost_usd)
+            self._ask("extend", **asdict(limits))
         return {**extension_view(found), "applied": granted}
 
     def cancel(self) -> str:
@@ -109,9 +112,8 @@ class LocalExperiment:
         """Return the reason why the action is not possible; empty if it is."""
 
         def holds(fact: Fact) -> bool:
-            if fact == "limited":
-                limits = self._follower.limits_in_force
-                return limits.deadline_s is not None or limits.max_cost_usd is not None
+            if fact == "targeted":
+                return self._follower.has_reached
             return fact != "open" or self._follower.goes_on()
 
         return obstacle(ExperimentState(view["state"]), action, holds)

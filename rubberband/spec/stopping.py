@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
-from math import inf
 from typing import Annotated, Any
 
 from pydantic import (
@@ -164,16 +163,12 @@ def _plain(kind: type[Any], words: Words | None, **changes: Any) -> Any:
 # What can never act
 
 
-_BOUNDED = re.compile(r"(?<![a-z])(accuracy|acc|f1|auc|auroc|precision|recall|m?iou|dice|top1|top5)(?![a-z])", re.I)
-_NOT_NEGATIVE = re.compile(r"(?<![a-z])(mse|rmse|mae|perplexity|ppl|latency|wer|cer)(?![a-z])", re.I)
-
-
 def idle(stop: Stop, brackets: Sequence[Sequence[Stage]], metric: str, mode: str) -> Iterator[tuple[Path, str]]:
     """Iterate over the keys of rules that can never act, each with the reason and the fix.
 
     `brackets` are the scheduler's. A rule that always acts, at the first report, is as useless.
     """
-    if stop.target is not None and (wrong := _target_fault(stop.target, metric, mode)):
+    if stop.target is not None and (wrong := stopping.target_fault(stop.target, metric, mode)):
         yield ("target",), wrong
     longest = max(sum(stage.iterations for stage in bracket) for bracket in brackets)
     trials = sum(bracket[0].trials for bracket in brackets)
@@ -200,22 +195,6 @@ def _late(what: str, longest: int, most: int) -> str:
 
 def _lower(most: int) -> str:
     return f"lower it to {most}" if most > 0 else "leave it out"
-
-
-def _target_fault(target: float, metric: str, mode: str) -> str:
-    """Return why a target is never reached, or by any report; empty where that is not known."""
-    lowest, highest = (0.0, 100.0) if _BOUNDED.search(metric) else (0.0, inf) if _NOT_NEGATIVE.search(metric) else _ALL
-    side = "at most" if mode == "min" else "at least"
-    of = f"{metric} is {lowest:g} or more" if highest == inf else f"{metric} is from {lowest:g} to {highest:g}"
-    if target < lowest if mode == "min" else target > highest:
-        return f"{target:g} is never reached: {of}; give a target within that"
-    if target >= highest if mode == "min" else target <= lowest:
-        better = "lower" if mode == "min" else "higher"
-        return f"every report is {side} {target:g}: {of}; give a {better} target, or the other mode"
-    return ""
-
-
-_ALL = (-inf, inf)
 
 
 def _idle_search(rule: NoImprovement, brackets: Sequence[Sequence[Stage]], trials: int) -> Iterator[tuple[Path, str]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 
 EVALUATED_AT = "evaluated_at"
 """Metric of a trial that does not evaluate after each iteration: the iteration of which its metrics are."""
@@ -81,3 +83,21 @@ class StopRules:
     def ends_trials(self) -> bool:
         """Whether a rule may end a trial."""
         return self.patience is not None or self.median is not None
+
+
+_BOUNDED = re.compile(r"(?<![a-z])(accuracy|acc|f1|auc|auroc|precision|recall|m?iou|dice|top1|top5)(?![a-z])", re.I)
+_NOT_NEGATIVE = re.compile(r"(?<![a-z])(mse|rmse|mae|perplexity|ppl|latency|wer|cer)(?![a-z])", re.I)
+_ALL = (-inf, inf)
+
+
+def target_fault(target: float, metric: str, mode: str) -> str:
+    """Return why a target is never reached, or by any report; empty where that is not known."""
+    lowest, highest = (0.0, 100.0) if _BOUNDED.search(metric) else (0.0, inf) if _NOT_NEGATIVE.search(metric) else _ALL
+    side = "at most" if mode == "min" else "at least"
+    of = f"{metric} is {lowest:g} or more" if highest == inf else f"{metric} is from {lowest:g} to {highest:g}"
+    if target < lowest if mode == "min" else target > highest:
+        return f"{target:g} is never reached: {of}; give a target within that"
+    if target >= highest if mode == "min" else target <= lowest:
+        better = "lower" if mode == "min" else "higher"
+        return f"every report is {side} {target:g}: {of}; give a {better} target, or the other mode"
+    return ""

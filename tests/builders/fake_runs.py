@@ -139,7 +139,13 @@ class FakeRuns:
         return self
 
     async def outlook(
-        self, _plans: object, _name: str, _deadline: object, max_cost_usd: float | None, _caller: str
+        self,
+        _plans: object,
+        _name: str,
+        _deadline: object,
+        max_cost_usd: float | None,
+        _target: float | None,
+        _caller: str,
     ) -> Extension:
         before = outlook(deadline_s=100.0, max_cost_usd=1.0)
         after = outlook(deadline_s=200.0, max_cost_usd=max_cost_usd or 1.0)

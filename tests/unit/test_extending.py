@@ -173,7 +173,7 @@ def test_an_interrupted_run_holds_no_instances() -> None:
 @pytest.mark.parametrize(
     ("job", "limits", "text"),
     [
-        (TIGHT, {}, "experiment already has these limits; give a later deadline or a larger max_cost"),
+        (TIGHT, {}, "experiment already has these limits; give a later deadline, a larger max_cost or another target"),
         (TIGHT, {"deadline_s": 220.0, "max_cost_usd": 9.0}, "experiment already has these limits"),
         (TIGHT, {"deadline_s": 200.0}, "deadline: 3m20s is before the present one, 3m40s; give a later one"),
         (TIGHT, {"max_cost_usd": 8.5}, "max_cost: 8.50 USD is less than the present 9.00 USD; give more"),

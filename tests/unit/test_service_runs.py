@@ -245,13 +245,16 @@ def test_the_limits_of_what_waits_are_changed_in_its_words(house: House, tmp_pat
         assert (seen.before.feasible, seen.after.feasible, seen.applied) == (True, True, False)
         assert seen.added_usd <= 0.0
         assert extend(runs, house.home, "b", deadline="1h", max_cost_usd=6.0, request="more").applied
+        assert extend(runs, house.home, "b", target=2.0, request="target").after.target == 2.0
         with pytest.raises(HttpProblem, match="not later"):
             extend(runs, house.home, "b", deadline="30m", request="less")
         with pytest.raises(HttpProblem, match="not more"):
             extend(runs, house.home, "b", max_cost_usd=2.0, request="less")
         house.go()
         house.wait("b", DONE)
-    constraints = experiment(**read_order(house.folder("b")).words["constraints"]).constraints
+    words = read_order(house.folder("b")).words
+    assert words["search"]["stop"] == {"target": 2.0}
+    constraints = experiment(**words["constraints"]).constraints
     assert constraints.deadline_at == pytest.approx(accepted.created_at + 3600.0, abs=0.001)
     assert constraints.max_cost_usd == 6.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from typing import Any
@@ -9,8 +10,23 @@ from typing import Any
 import pytest
 
 from rubberband.errors import InputError
-from rubberband.executor import Controller, Job, Result, VirtualBackend, best_trial, summarise
+from rubberband.executor import (
+    Controller,
+    DriverRequest,
+    Header,
+    Job,
+    LimitsExtended,
+    Result,
+    State,
+    VirtualBackend,
+    best_trial,
+    drive,
+    extension,
+    limits_of,
+    summarise,
+)
 from rubberband.executor.core.history import SearchEnd, TrialCut
+from rubberband.executor.core.limits import can_go_on
 from rubberband.executor.journal.journal import decode_job, encode_job
 from rubberband.planner.exact.model import predict
 from rubberband.planning.candidates import stop_notes
@@ -22,8 +38,9 @@ from rubberband.values.stopping import Median, NoImprovement, Patience, StopRule
 from rubberband.views.report.tables import comparison, headlines
 from rubberband.views.story import sentence
 from tests.builders.jobs import JOB
-from tests.builders.memory import MemoryJournal
-from tests.builders.virtual_runs import run_virtual
+from tests.builders.memory import MemoryInbox, MemoryJournal
+from tests.builders.timed_requests import TimedInbox
+from tests.builders.virtual_runs import check, run_virtual
 from tests.harness.chaos_cases import asha_prediction
 
 
@@ -250,3 +267,81 @@ def test_a_trial_shows_the_rule_that_ended_it() -> None:
         "trial 0 ended by patience after 3 iterations: no improvement of more than 0.01 in 2 evaluated iterations"
     ]
     assert "1 trial ended early by patience." in comparison(result).notes
+
+
+# Another target
+
+
+def ended(
+    *, stop: StopRules, stages: tuple[Stage, ...] = (Stage(trials=4, iterations=3), Stage(trials=2, iterations=3))
+) -> Any:
+    """A search that trial 1 has ended after two iterations, its journal and its backend."""
+    job = job_of(*stages, stop=stop)
+    backend = VirtualBackend(job.name, job.offer, job.profile, metric=job.metric)
+    journal = MemoryJournal()
+    controller, _, _ = run_virtual(job, journal=journal, backend=backend)
+    return job, journal, backend, controller
+
+
+def go_on(job: Job, journal: MemoryJournal, backend: VirtualBackend, target: float) -> Controller:
+    """Ask for another target, and resume it."""
+    controller = Controller(job)
+    request = DriverRequest(id="harder", kind="extend", asked_at=0.0, target=target)
+    drive(controller, backend, journal, observers=[check], requests=MemoryInbox([request]))
+    return controller
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        (Stage(trials=4, iterations=3), Stage(trials=2, iterations=3)),
+        (asha(sha(9, 1, 9, 3), 3),),
+        (asha((Stage(trials=4, iterations=6),), 2),),
+    ],
+    ids=["sha", "asha", "none"],
+)
+@pytest.mark.parametrize("target", [0.3, 0.5, 0.6, 0.7])
+def test_a_search_that_reached_its_target_goes_on_with_a_harder_one(stages: tuple[Stage, ...], target: float) -> None:
+    job, journal, backend, first = ended(stop=StopRules(target=target), stages=stages)
+    assert first.state.ended_by is not None
+    assert not can_go_on(first.state)
+    state = go_on(job, journal, backend, 2.0).state
+    assert (state.outcome, state.ended_by, state.reason) == ("done", None, "")
+    assert [record.target for record in state.history.of(LimitsExtended)] == [2.0]
+    whole = run_virtual(replace(job, stop=StopRules()))[0].state
+    assert [trial.iterations for trial in state.trials] == [trial.iterations for trial in whole.trials]
+
+
+def test_a_target_that_is_reached_already_ends_the_search_at_the_next_event() -> None:
+    job = job_of(Stage(trials=4, iterations=5), stop=StopRules())
+    backend = VirtualBackend(job.name, job.offer, job.profile, metric=job.metric)
+    controller = Controller(job)
+    asked = TimedInbox(backend.now, DriverRequest(id="easy", kind="extend", asked_at=25.0, target=0.6))
+    drive(controller, backend, MemoryJournal(), observers=[check], requests=asked)
+    assert controller.state.reason == "trial 0 reached the target: score=0.75 after 3 iterations (target 0.6)"
+
+
+def test_the_effect_of_another_target_is_shown_before() -> None:
+    job, _, _, controller = ended(stop=StopRules(target=0.6))
+    found = extension(controller.state, controller.state.now, target=0.99)
+    assert (found.before.target, found.after.target, found.after.jct_s > found.before.jct_s) == (0.6, 0.99, True)
+    with pytest.raises(InputError, match=r"it has ended, since trial 0 reached the target: .*; give a harder target"):
+        extension(controller.state, controller.state.now, target=0.5)
+    header = Header(name="x", created_at=0.0, job=job, setup={"provider": "virtual"})
+    with pytest.raises(InputError, match="target: inf is not a finite number"):
+        limits_of(header, controller.state, target=float("inf"))
+    accuracy = State.of(replace(job, metric="accuracy"))
+    with pytest.raises(InputError, match="target: 101 is never reached: accuracy is from 0 to 100"):
+        limits_of(header, accuracy, target=101.0)
+
+
+def test_a_running_search_shows_that_it_ends_by_a_target_it_has_reached() -> None:
+    job = job_of(Stage(trials=4, iterations=5), stop=StopRules())
+    states: list[State] = []
+    run_virtual(job, observers=[lambda event, controller: states.append(copy.deepcopy(controller.state))])
+    half = next(state for state in states if state.trials[0].iterations == 3)
+    found = extension(half, half.now, target=0.6)
+    assert (found.after.reason, found.after.jct_s) == (
+        "trial 0 has reached the target, and the search ends",
+        half.now - half.started_at,
+    )

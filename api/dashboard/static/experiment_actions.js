@@ -63,7 +63,7 @@ function offerExtension(address, changed) {
     event.preventDefault();
     forget();
     const limits = limitsOf(form);
-    if (!limits) return complain(element, { detail: "Give a deadline, a max_cost, or both." });
+    if (!limits) return complain(element, { detail: "Give a deadline, a max_cost or a target." });
     const answer = await busy(form.querySelector("#extend-look"), () => send("POST", `${address}/extend`, { ...limits, dry_run: true }));
     if (!answer.ok) return complain(element, answer.body);
     told.replaceChildren(...extension(answer.body));
@@ -129,9 +129,10 @@ function offerDeletion(address) {
 function limitsOf(form) {
   const deadline = form.elements.deadline.value.trim();
   const cost = form.elements.max_cost.value.trim();
-  if (!deadline && !cost) return null;
-  const amount = Number(cost);
-  return { ...(deadline ? { deadline } : {}), ...(cost ? { max_cost: Number.isFinite(amount) ? amount : cost } : {}) };
+  const target = form.elements.target.value.trim();
+  if (!deadline && !cost && !target) return null;
+  const number = (text) => (Number.isFinite(Number(text)) ? Number(text) : text);
+  return { ...(deadline ? { deadline } : {}), ...(cost ? { max_cost: number(cost) } : {}), ...(target ? { target: number(target) } : {}) };
 }
 
 function extension({ before, after, added_s, added_usd }) {
@@ -143,9 +144,10 @@ function extension({ before, after, added_s, added_usd }) {
   return [make("strong", {}, `${time}, ${money}`), line("now", before), line("then", after)];
 }
 
-function limit({ deadline_s, max_cost_usd }) {
+function limit({ deadline_s, max_cost_usd, target }) {
   const time = deadline_s === null ? "no deadline" : `deadline ${duration(deadline_s)}`;
-  return `${time}, ${max_cost_usd === null ? "no max_cost" : `max_cost ${usd(max_cost_usd)} USD`}`;
+  const ends = target === null ? "" : `, target ${target}`;
+  return `${time}, ${max_cost_usd === null ? "no max_cost" : `max_cost ${usd(max_cost_usd)} USD`}${ends}`;
 }
 
 // A problem stands after the field that it begins with (`max_cost: …`), or the only one that is filled in, or else

@@ -156,6 +156,8 @@ def _outlook(outlook: Mapping[str, Any]) -> str:
     deadline_s, max_cost_usd = outlook["deadline_s"], outlook["max_cost_usd"]
     within = "no deadline" if deadline_s is None else f"deadline {duration(deadline_s)}"
     cap = "no max_cost" if max_cost_usd is None else f"max_cost {usd(max_cost_usd)} USD"
+    if (target := outlook.get("target")) is not None:
+        cap += f", target {target:g}"
     expected = f"{duration(outlook['jct_s'])} and {usd(outlook['cost_usd'])} USD expected"
     return f"{within}, {cap}: {expected}; {printable(outlook['reason'])}"
 
