@@ -170,6 +170,9 @@ def idle(stop: Stop, brackets: Sequence[Sequence[Stage]], metric: str, mode: str
     """
     if stop.target is not None and (wrong := stopping.target_fault(stop.target, metric, mode)):
         yield ("target",), wrong
+    if brackets[0][0].exchange is not None:
+        ending = {"patience": stop.patience, "median": stop.median}
+        yield from (((name,), _OF_A_POPULATION) for name, rule in ending.items() if rule is not None)
     longest = max(sum(stage.iterations for stage in bracket) for bracket in brackets)
     trials = sum(bracket[0].trials for bracket in brackets)
     if (patience := stop.patience) is not None:
@@ -187,6 +190,12 @@ def idle(stop: Stop, brackets: Sequence[Sequence[Stage]], metric: str, mode: str
             yield ("median", "trials"), f"{what}; {_lower(trials - 1)}"
     if (rule := stop.no_improvement) is not None:
         yield from ((("no_improvement", *at), reason) for at, reason in _idle_search(rule, brackets, trials))
+
+
+_OF_A_POPULATION = (
+    "ends trials, and a population replaces its worst ones at each SYNC; leave it out (target and no_improvement end "
+    "the search)"
+)
 
 
 def _late(what: str, longest: int, most: int) -> str:

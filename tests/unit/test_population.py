@@ -210,6 +210,22 @@ def test_words_that_make_no_population_are_refused(scheduler: Mapping[str, Any],
         population(**scheduler)
 
 
+@pytest.mark.parametrize("rule", ["patience", "median"])
+def test_a_rule_that_ends_trials_is_refused(rule: str) -> None:
+    words = population().to_words()
+    words["search"]["stop"] = {rule: {"iterations": 2} if rule == "patience" else {}}
+    with pytest.raises(InputError, match=f"search.stop.{rule}: ends trials, and a population replaces its worst ones"):
+        Experiment(**words)
+
+
+def test_a_target_ends_the_search() -> None:
+    words = population().to_words()
+    words["search"]["stop"] = {"target": 0.6}
+    controller, _, finish = run(Experiment(**words))
+    assert finish.outcome == "done"
+    assert len(controller.state.stages) < 4
+
+
 @pytest.mark.parametrize("sampler", ["grid", "optuna"])
 def test_a_sampler_that_cannot_draw_a_population_is_refused(sampler: str) -> None:
     words = population().to_words()
