@@ -38,11 +38,11 @@ def fork(state: State, event: TrialForked) -> list[Command]:
         )
     )
     freed = [checkpoint for checkpoint, _ in trial.kept()]
-    if state.curves is not None:
-        state.curves.forget(trial.trial)
     trial.left += trial.reports[trial.inherited :]
     trial.reports = parent.reports[: event.iterations]
     trial.inherited = trial.iterations = event.iterations
+    if state.curves is not None:
+        state.curves.renew(trial)
     trial.checkpoint, trial.checkpoint_iterations = kept[at]
     trial.before, trial.before_iterations = kept[at + 1] if at + 1 < len(kept) else (None, 0)
     present = ConfigSpan(after=event.iterations, trial=trial.trial, configuration=event.configuration)

@@ -134,13 +134,13 @@ class Curves:
                 insort(self._averages[at], average)
         return curve
 
-    def forget(self, trial: int) -> None:
-        """Drop a curve: some of its reports do not count any more."""
-        if (curve := self._of.pop(trial, None)) is None:
-            return
-        for at, average in enumerate(curve.averages):
-            if average is not None:
-                del self._averages[at][bisect_left(self._averages[at], average)]
+    def renew(self, trial: TrialState) -> None:
+        """Look at a trial anew, which has lost reports, or has taken over those of another."""
+        if (curve := self._of.pop(trial.trial, None)) is not None:
+            for at, average in enumerate(curve.averages):
+                if average is not None:
+                    del self._averages[at][bisect_left(self._averages[at], average)]
+        self.of(trial)
 
     def median_of_others(self, curve: Curve, iterations: int, at_least: int) -> float | None:
         """The median of the averages of the other trials that have come as far; None where those are too few."""

@@ -212,7 +212,7 @@ def go_back(state: State, trial: TrialState, at: float, reason: str) -> None:
     trial.checkpoint_iterations, trial.before_iterations = iterations, 0
     rewind(trial, iterations)
     if state.curves is not None:
-        state.curves.forget(trial.trial)
+        state.curves.renew(trial)
     state.put(trial, TrialStatus.QUEUED)
 
 

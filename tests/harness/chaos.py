@@ -41,6 +41,7 @@ from rubberband.executor import (
 )
 from rubberband.executor.core.limits import can_go_on
 from rubberband.executor.core.state import LaneState
+from rubberband.executor.virtual.backend import by_trial
 from tests.builders.invariants import validate
 from tests.builders.lost_answers import LossyFleet
 from tests.builders.memory import MemoryInbox, MemoryJournal
@@ -59,6 +60,7 @@ from tests.harness.chaos_cases import (
     with_sizes,
 )
 from tests.harness.chaos_plans import InstanceCapWatch, PlanWatch
+from tests.harness.chaos_stops import StopWatch, random_rules, uneven
 from tests.harness.chaos_verdict import after_the_end, judged_by_the_bill
 
 MOST_EVENTS = 20_000
@@ -239,17 +241,21 @@ class Run:
         ends: bool = False,
         odd: bool = False,
         listed: bool = False,
+        stops: bool = False,
     ) -> None:
         """The state is checked after every `check_every`th event.
 
         `ends`: whether half of the trials end by themselves. `odd`: whether it is resumed after its end with other
         caps, answers to launches are lost, and clocks step back. `listed`: whether trials may have some numbers of
-        GPUs only.
+        GPUs only. `stops`: whether it has random rules of `search.stop`.
         """
         self._source = source = Random(seed)
         self.case = random_case(source, family, replan=replan)
         if listed:
             self.case = replace(self.case, job=with_sizes(self.case.job, Random(f"{seed}/sizes")))
+        if stops:
+            rules = random_rules(Random(f"{seed}/stops"), self.case.job)
+            self.case = replace(self.case, job=replace(self.case.job, stop=rules))
         job, weather = self.case.job, WEATHERS[self.case.weather]
         clock = VirtualClock(1000.0)
         disk = Random(f"{seed}/the disk")
@@ -263,6 +269,7 @@ class Run:
             job.offer,
             job.profile,
             metric=job.metric,
+            metric_of=uneven(seed) if stops else by_trial,
             faults=chance,
             clock=clock,
             checkpoint_every=Random(f"{seed}/checkpoints").choice([1, 1, 2, 5]),
@@ -282,6 +289,7 @@ class Run:
         self.watch = PlanWatch(self.controller) if job.replan and not is_capped else None
         """Only of what is planned again: where plans are fixed, speed is measured."""
         self.cap_watch = InstanceCapWatch(self.controller) if is_capped else None
+        self.stop_watch = StopWatch(job) if stops else None
         self.num_events = 0
         self._cancel_at = source.randrange(200) if source.random() < weather.cancels else -1
         self._rounds = itertools.count()
@@ -344,6 +352,8 @@ class Run:
             else:
                 if finish.outcome == "budget" and self._user.random() < self.weather.extends:
                     self._go_on()
+                elif self._is_given_another_target():
+                    continue
                 elif not self._is_resumed():
                     return finish
 
@@ -376,6 +386,20 @@ class Run:
         self.clock.advance_to(self.clock.now() + self._user.expovariate(1 / 600.0))
         self._extend(self.clock.now())
         self._tell("it is extended, and resumed")
+
+    def _is_given_another_target(self) -> bool:
+        """Whether a trial has reached the target, and the user goes on with a harder one."""
+        ended_by = self.controller.state.ended_by
+        if ended_by is None or ended_by.rule != "target" or self._user.random() < 0.3:
+            return False
+        self.seen["goes on with a harder target"] += 1
+        self.backend.close()
+        self.clock.advance_to(self.clock.now() + self._user.expovariate(1 / 600.0))
+        target = (self.controller.job.stop.target or 0.0) + self._user.uniform(0.0, 0.3)
+        id = f"t-{self._user.getrandbits(32)}"
+        self.inbox.ask(DriverRequest(id=id, kind="extend", asked_at=self.clock.now(), target=target))
+        self._tell("it has another target, and is resumed")
+        return True
 
     def _is_resumed(self) -> bool:
         """Whether the user resumes what has ended, until the pool has decided without instances."""
@@ -423,6 +447,8 @@ class Run:
     def _observe(self, event: Event, controller: Controller) -> None:
         self.num_events += 1
         self.seen["checkpoint lost"] += isinstance(event, CheckpointLost)
+        if self.stop_watch is not None:
+            self.stop_watch.saw(event, controller)
         if isinstance(event, (TrialReported, TrialEnded)) and controller.state.trials[event.trial].ended:
             self.seen["ended by itself"] += event.trial not in self.backend.ended
             self.backend.ended.add(event.trial)
@@ -499,6 +525,9 @@ def run_seed(seed: int, family: Family | None = None, **options: Any) -> Outcome
     if run.cap_watch is not None:
         run.seen.update(run.cap_watch.seen)
         wrong += run.cap_watch.wrong
+    if run.stop_watch is not None:
+        run.seen.update(run.stop_watch.seen)
+        wrong += run.stop_watch.wrong
     if not wrong:
         wrong += after_the_end(run, finish)
     if finish is not None:

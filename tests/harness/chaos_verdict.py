@@ -31,7 +31,7 @@ def after_the_end(run: Run, finish: Finish | None) -> list[str]:
         validate(run.controller, is_informed=False)
         wrong += run.replayed()
         wrong += _trained_in_vain(run.controller.state)
-        wrong += ranked_otherwise(run.controller.state)
+        wrong += [] if run.stop_watch is not None else ranked_otherwise(run.controller.state)
         if run.controller.state.phase is not Phase.FINISHED:
             wrong.append(f"it ended in phase {run.controller.state.phase}")
         hindered = finish.outcome != "done" and run.case.job.max_cost_usd is None

@@ -17,6 +17,7 @@ from rubberband.spec.search import asha
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Market, Plan, Prediction, Stage, StagePlan
 from rubberband.values.profile import Profile
+from rubberband.values.stopping import Median, StopRules
 from tests.ec2 import FakeCall, Fault
 from tests.harness.chaos_cases import asha_prediction
 from tests.harness.crash_world import BOOT_LEASE_S, LEASE_S, TYPE
@@ -51,11 +52,13 @@ MARKETS: dict[str, tuple[Market, Market]] = {
     "asha": ("spot", "spot"),
     "learning": ("spot", "spot"),
     "ending": ("spot", "on_demand"),
+    "stopping": ("spot", "on_demand"),
 }
 """The job of `hours` takes an hour and a half, so that the price of an instance changes while it runs. The job of
 `brackets` has two brackets beside the one: the three are in two lanes. The trials of `asha` climb rungs, and those of
 `learning` too, each with a configuration that a sampler draws when it starts. Two trials of `ending` end by themselves:
-one with its last report, and one that returns after it."""
+one with its last report, and one that returns after it. Rules end a trial of `stopping` at its first report, and the
+search within its second stage."""
 TRIAL_ENDS: dict[str, Mapping[int, TrialEnd]] = {
     "ending": {0: TrialEnd(iterations=2, returns=True), 1: TrialEnd(iterations=1)}
 }
@@ -212,6 +215,8 @@ def job_of(markets: str, cap: Cap, iteration_s: float | None = None) -> Job:
     )
     if markets in ("asha", "learning"):
         return _as_asha(replace(job, draws=markets == "learning"), first)
+    if markets == "stopping":
+        return replace(job, stop=StopRules(target=0.66, median=Median(trials=2)))
     return _divided(job, first) if markets == "brackets" else job
 
 

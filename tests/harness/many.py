@@ -2,8 +2,9 @@
 
 Run: python -m tests.harness.many HARNESS [RUNS] [FIRST_SEED]. Exits with 1 if a run went wrong. The harnesses:
 
-* `chaos`: random runs of every family in random weather; `ends`: half of their trials end by themselves; `odd`: they
-  are resumed after their ends, answers to launches are lost, clocks step back.
+* `chaos`: random runs of every family in random weather; `ends`: half of their trials end by themselves; `stops`: rules
+  of search.stop end trials and searches; `odd`: they are resumed after their ends, answers to launches are lost, clocks
+  step back.
 * `population`: planned searches of type pbt; time and cost of each run equal its plan to the millisecond and the cent.
 * `crash_points`: RUNS drawn from all calls before and after which a driver on EC2, or an image build, is killed.
 * `outages`: hours in which parts of AWS, its machines and its driver fail.
@@ -45,13 +46,14 @@ class Ran:
     seen: Counter[str] = field(default_factory=Counter)
 
 
-def of_chaos(seeds: range, *, ends: bool = False, odd: bool = False) -> Iterator[Ran]:
+def of_chaos(seeds: range, *, ends: bool = False, odd: bool = False, stops: bool = False) -> Iterator[Ran]:
     for family in ["caps"] if odd else FAMILIES:
         for seed in seeds:
             replan = seed % 50 == 0 and not family.startswith("asha")  # without a SYNC nothing is planned again
             every = 10 if odd else 1_000_000
-            found = chaos.run_seed(seed, family, replan=replan, check_every=every, ends=ends, odd=odd)
-            replay = replay_command("chaos", seed, family, replan=replan, ends=ends, odd=odd)
+            options = {"replan": replan, "ends": ends, "odd": odd, "stops": stops}
+            found = chaos.run_seed(seed, family, check_every=every, **options)
+            replay = replay_command("chaos", seed, family, **options)
             yield Ran(replay=replay, wrong=found.wrong, ended=found.ended, seen=found.seen)
 
 
@@ -121,6 +123,7 @@ def of_budgets(seeds: range) -> Iterator[Ran]:
 HARNESSES: dict[str, Callable[[range], Iterator[Ran]]] = {
     "chaos": of_chaos,
     "ends": partial(of_chaos, ends=True),
+    "stops": partial(of_chaos, stops=True),
     "odd": partial(of_chaos, odd=True),
     "population": of_population,
     "crash_points": of_crash_points,

@@ -46,6 +46,7 @@ SOME: list[tuple[Family | None, int, dict[str, bool]]] = [
     *((family, 5, dict[str, bool]()) for family in LEARNING),
     ("random", 6, {"replan": True, "listed": True}),
     ("caps", 20, {"replan": False, "listed": True}),
+    *((family, 8, {"replan": False, "stops": True}) for family in (None, "brackets", "asha")),
 ]
 """Families with options of `run_seed`, and how many of each."""
 MORE: list[tuple[Family | None, int, dict[str, bool]]] = [
@@ -54,6 +55,7 @@ MORE: list[tuple[Family | None, int, dict[str, bool]]] = [
     *((family, 2, {"replan": True, "ends": True}) for family in ("brackets", "asha", "caps")),
     ("random", 40, {"replan": False, "listed": True}),
     ("brackets", 40, {"listed": True}),
+    *((family, 10, {"replan": True, "stops": True}) for family in (None, "brackets", "caps")),
 ]
 
 
@@ -63,7 +65,7 @@ MORE: list[tuple[Family | None, int, dict[str, bool]]] = [
 def test_runs_of_every_kind_obey_their_plans_and_caps_and_lose_nothing(
     family: Family | None, seeds: int, options: dict[str, bool]
 ) -> None:
-    """Lanes, rungs, caps that change, odd orders, trials that end by themselves, samplers that learn, listed sizes."""
+    """Lanes, rungs, caps that change, odd orders, trials that end by themselves or by rules, samplers, listed sizes."""
     assert not failures(range(seeds), family, check_every=1 if "listed" in options else 5, **options)
 
 
@@ -76,6 +78,7 @@ MANY: list[tuple[Family | None, int, int, dict[str, bool]]] = [
     *((family, 1, 10, dict[str, bool]()) for family in LEARNING),
     *((family, 1, 10, {"replan": True}) for family in (None, "brackets", "caps")),
     *((family, 1, 10, {"replan": False, "ends": True}) for family in (None, "brackets", "asha", "caps")),
+    *((family, 1, 10, {"replan": False, "stops": True}) for family in (None, "brackets", "asha", "caps")),
 ]
 """Families, how many thousands of them, and after how many events each is looked at."""
 

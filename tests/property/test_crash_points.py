@@ -60,6 +60,12 @@ def test_trials_that_have_ended_by_themselves_train_no_more_wherever_the_driver_
     assert not found, "\n".join(found)
 
 
+def test_a_rule_ends_trials_and_the_search_wherever_the_driver_dies() -> None:
+    stopping = [point for point in points() if point.markets == "stopping"]
+    found = failures(Random(0).sample(stopping, SOME // 3))
+    assert not found, "\n".join(found)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("block", range(8 * BLOCKS))
