@@ -111,7 +111,12 @@ def _unit_of(seed: int, stage: int, trial: int) -> Callable[[Path, str], float]:
 
 def configurations(state: State, setup: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:
     """Return trial -> its present configuration, as far as they are drawn; `setup` is that of the journal's header."""
-    return ChainMap(state.forked_configs, state.sampled_configs, dict(enumerate(setup["configurations"])))
+    return ChainMap(state.forked_configs, *first_configurations(state, setup).maps)
+
+
+def first_configurations(state: State, setup: Mapping[str, Any]) -> ChainMap[int, Mapping[str, Any]]:
+    """Return trial -> the configuration with which it began."""
+    return ChainMap(state.sampled_configs, dict(enumerate(setup["configurations"])))
 
 
 class Seeds(dict[int, int]):

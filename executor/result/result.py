@@ -45,7 +45,7 @@ from rubberband.executor.result.batch_history import (
     copied,
     plain_of,
 )
-from rubberband.executor.sampling import Seeds, configurations
+from rubberband.executor.sampling import Seeds, configurations, first_configurations
 from rubberband.units import counted, format_usd, in_unit
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.asynchronous import AsyncUse
@@ -119,6 +119,17 @@ class KeptCheckpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleStep:
+    """A configuration that trained a trial's weights for some iterations, before another one did."""
+
+    after: int
+    """Iterations before it."""
+    trial: int
+    """The trial that trained with it: the trial itself, or one whose checkpoint it has taken over."""
+    configuration: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
     """One trial, with its learning curve."""
 
@@ -151,6 +162,8 @@ class TrialResult:
     """Time at which the user stopped it, from the start; None: not by the user."""
     checkpoints: tuple[KeptCheckpoint, ...] = ()
     """The checkpoints that are kept, the latest first: two at most while it trains, one once it is stopped."""
+    schedule: tuple[ScheduleStep, ...] = ()
+    """The configurations that led to its weights, in order; empty if there is only its own."""
     ended_by: str = ""
     """The rule of `search.stop` that ended it; empty: none did."""
 
@@ -537,6 +550,9 @@ def summarise(state: State, setup: Mapping[str, Any], now: float) -> Result:
         replace(_trial(state, trial, known.get(trial, {}), seeds[trial]), ended_by=rules.get(trial, ""))
         for trial in range(len(state.trials))
     )
+    if state.forked_configs:
+        began = first_configurations(state, setup)
+        trials = tuple(replace(each, schedule=_schedule(state.trials[each.trial], began)) for each in trials)
     best = best_trial(state)
     head_s = max(0.0, as_of - state.started_at - state.paused_s)
     return Result(
@@ -630,6 +646,17 @@ def _trial(state: State, trial: int, config: Mapping[str, Any], seed: int) -> Tr
         ended=record.ended,
         stopped_s=None if record.stopped_at is None else record.stopped_at - state.started_at,
         checkpoints=tuple(_saved(state, record)),
+    )
+
+
+def _schedule(trial: TrialState, began: Mapping[int, Mapping[str, Any]]) -> tuple[ScheduleStep, ...]:
+    return tuple(
+        ScheduleStep(
+            after=span.after,
+            trial=span.trial,
+            configuration=began.get(span.trial, {}) if span.configuration is None else span.configuration,
+        )
+        for span in trial.configured
     )
 
 

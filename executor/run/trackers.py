@@ -142,6 +142,22 @@ class _LastUsed:
             self.close(trial)
 
 
+class _Configurations:
+    """The configurations of trials, to see where one has taken over another's checkpoint and changed its own."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Mapping[str, Any]] = {}
+
+    def changed(self, report: ReportInfo) -> dict[str, float]:
+        """Return the numbers of a trial's configuration under `config.NAME`; empty where it is as before."""
+        before = self._known.setdefault(report.trial, report.config)
+        self._known[report.trial] = report.config
+        if before == report.config:
+            return {}
+        numbers = {name: value for name, value in report.config.items() if isinstance(value, int | float)}
+        return {f"config.{name}": float(value) for name, value in numbers.items()}
+
+
 class Tensorboard(Tracker):
     """Event files, a folder `trial-NNNN` for each trial: metrics by iteration, and configurations as hyperparameters.
 
@@ -155,6 +171,7 @@ class Tensorboard(Tracker):
         self._folder = _place(words.folder, folder, "tensorboard")
         self._writers = _LastUsed(self._writer, lambda writer: writer.close())
         self._done: dict[int, int] = {}
+        self._configurations = _Configurations()
 
     def open(self, state: dict[str, Any]) -> int:
         self._folder = Path(state.setdefault("folder", str(self._folder)))
@@ -176,7 +193,7 @@ class Tensorboard(Tracker):
         if report.iterations <= self._done.get(report.trial, 0):
             self._writers.close(report.trial)
         writer = self._writers.of(report)
-        for name, value in report.metrics.items():
+        for name, value in (dict(report.metrics) | self._configurations.changed(report)).items():
             writer.add_scalar(name, value, report.iterations, walltime=report.reported_at)
         self._done[report.trial] = report.iterations
 
@@ -209,6 +226,7 @@ class Mlflow(Tracker):
         self._ended: list[tuple[str, str]] = []
         """Runs to be ended, with their status."""
         self._over: set[int] = set()
+        self._configurations = _Configurations()
 
     def open(self, state: dict[str, Any]) -> int:
         self._state = state
@@ -259,7 +277,8 @@ class Mlflow(Tracker):
         if report.iterations <= step and at_ms <= last_ms:
             return
         waiting = self._metrics.setdefault(run, [])
-        waiting += [Metric(name, value, at_ms, report.iterations) for name, value in report.metrics.items()]
+        values = dict(report.metrics) | self._configurations.changed(report)
+        waiting += [Metric(name, value, at_ms, report.iterations) for name, value in values.items()]
 
     def _latest(self, run: str) -> tuple[int, int]:
         """Return step and milliseconds of the latest metric of a run: a dead driver may not have acknowledged it."""
@@ -312,6 +331,7 @@ class Wandb(Tracker):
         self._words, self._folder, self._id = words, folder, run
         self._run: RunInfo | None = None
         self._runs = _LastUsed(self._open_run, lambda run: run.finish())
+        self._configurations = _Configurations()
 
     def on_experiment_start(self, run: RunInfo) -> None:
         self._run = run
@@ -337,7 +357,10 @@ class Wandb(Tracker):
 
     def on_trial_report(self, report: ReportInfo) -> None:
         # wandb drops steps that it has, so nothing is there twice.
-        self._runs.of(report).log(dict(report.metrics), step=report.iterations)
+        run, changed = self._runs.of(report), self._configurations.changed(report)
+        if changed:
+            run.config.update(dict(report.config), allow_val_change=True)
+        run.log(dict(report.metrics) | changed, step=report.iterations)
 
     def on_sync(self, sync: SyncInfo) -> None:
         for trial in set(sync.trials) - set(sync.promoted):

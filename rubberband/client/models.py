@@ -242,6 +242,16 @@ class SavedCheckpoint(Answer):
     """From the start of the run."""
 
 
+class ScheduleStep(Answer):
+    """A configuration that trained a trial's weights, until another one did."""
+
+    after: int
+    """Iterations before it."""
+    trial: int
+    """The trial that trained with it, whose checkpoint was taken over if it is another one."""
+    configuration: dict[str, Any]
+
+
 class TrialView(Answer):
     """A trial."""
 
@@ -266,6 +276,8 @@ class TrialView(Answer):
     """The rule of search.stop that ended it; empty: none did."""
     checkpoints: list[SavedCheckpoint]
     """The latest first; older ones than these are deleted as newer ones are written."""
+    schedule: list[ScheduleStep]
+    """The configurations that led to its weights, in order; empty if there is only its own."""
 
 
 class GangView(Answer):

@@ -133,7 +133,7 @@ def best(
     if out is not None:
         print(f"wrote {result.save_best(out)}", file=sys.stderr)
     if output is TextFormat.json:
-        names = ("trial", "configuration", "metrics", "iterations", "checkpoint")
+        names = ("trial", "configuration", "metrics", "iterations", "checkpoint", "schedule")
         values = {key: plain(getattr(found, key)) for key in names}
         print_json({"schema": "rubberband.best/1", "name": result.name, "metric": result.metric, **values})
         return

@@ -70,10 +70,15 @@ def sentence(one: StoryRecord) -> str:
 
 def forked(one: Fork) -> str:
     """Return `trial 3 continues from trial 0 after 10 iterations, lr 0.1 -> 0.12 (7th of 8)`."""
-    changed = ", ".join(f"{name} {setting(was)} -> {setting(now)}" for name, (was, now) in one.changes.items())
-    changed = f", {printable(changed)}" if changed else ""
-    after = counted(one.iterations, "iteration")
+    changed, after = changes_line(one.changes), counted(one.iterations, "iteration")
+    changed = f", {changed}" if changed else ""
     return f"trial {one.trial} continues from trial {one.parent} after {after}{changed} ({printable(one.reason)})"
+
+
+def changes_line(changes: Mapping[str, tuple[Any, Any]]) -> str:
+    """Return `lr 0.1 -> 0.12, momentum 0.9 -> 0.8`; a dash where a side lacks the parameter."""
+    sides = {name: ["-" if value is None else setting(value) for value in pair] for name, pair in changes.items()}
+    return ", ".join(f"{printable(name)} {was} -> {now}" for name, (was, now) in sides.items())
 
 
 def _when(one: Replacement | HungInstance) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from rubberband.executor import (
     Command,
@@ -10,6 +12,7 @@ from rubberband.executor import (
     DriverResumed,
     Fork,
     LiveInstance,
+    Result,
     StartTrial,
     TrialForked,
     TrialStatus,
@@ -17,8 +20,12 @@ from rubberband.executor import (
     summarise,
 )
 from rubberband.executor.core.events import CheckpointLost
+from rubberband.executor.run.callbacks import ReportInfo
+from rubberband.executor.run.trackers import _Configurations
 from rubberband.planner.exact.model import predict
 from rubberband.values.plan import Plan, Stage, StagePlan
+from rubberband.views.charts.learning import learning_curves
+from rubberband.views.report.tables import best_lines, exchanges, schedule
 from tests.builders.jobs import JOB, OFFER
 from tests.builders.stories import Story, begun, checkpoint
 
@@ -138,3 +145,45 @@ def test_a_resume_keeps_it() -> None:
     story.report(3, 3.3)
     assert story.state.trials[0].gang
     assert summarise(story.state, SETUP, story.at).trials[0].configuration == {"lr": 0.5}
+
+
+def told() -> Result:
+    story = three_paused()
+    fork(story, 0, 2)
+    story.report(3, 3.3)
+    story.report(0, 9.0)
+    return summarise(story.state, SETUP, story.at)
+
+
+def test_the_best_trial_has_the_schedule_that_led_to_it() -> None:
+    result = told()
+    assert result.best is not None
+    steps = [(step.after, step.trial, step.configuration["lr"]) for step in result.best.schedule]
+    assert steps == [(0, 2, 0.1 * 3), (3, 0, 0.5)]
+    assert schedule(result).rows == (("1 to 3", "2", "lr=0.3"), ("4 to 4", "0", "lr=0.5"))
+    assert "  iterations 1 to 3: lr=0.3 (trial 2)" in best_lines(result)
+    assert Result.from_json(result.to_json()).best == result.best
+
+
+def test_the_report_says_who_took_over_whose_checkpoint() -> None:
+    (row,) = exchanges(told()).rows
+    assert row[1:] == ("0", "2", "3", "lr 0.3 -> 0.5", "last")
+
+
+def test_a_curve_is_broken_where_another_trial_s_weights_begin() -> None:
+    figure = learning_curves(told(), trial=0)
+    assert figure is not None
+    assert figure["data"][-1]["x"] == [1, 2, 3, None, 4, None]
+
+
+def test_a_tracker_shows_the_changed_configuration() -> None:
+    known = _Configurations()
+    before, after = {"lr": 0.1, "kind": "a"}, {"lr": 0.5, "kind": "a"}
+    reports = [report(1, before), report(2, before), report(3, after), report(4, after)]
+    assert [known.changed(each) for each in reports] == [{}, {}, {"config.lr": 0.5}, {}]
+
+
+def report(iterations: int, config: Mapping[str, Any]) -> ReportInfo:
+    return ReportInfo(
+        trial=0, config=config, iterations=iterations, metrics={}, stage=0, elapsed_s=0.0, reported_at=0.0
+    )

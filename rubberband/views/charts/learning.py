@@ -144,12 +144,15 @@ def curves_chart(
 
 
 def _points(result: Result, trial: TrialResult, costs_usd: Sequence[float], step: int) -> Drawn:
-    last = len(trial.curve) - 1
-    points = (
-        _ReportPoint(trial.trial, iterations, at_s, costs_usd[index], finite(metrics.get(result.metric)))
-        for index, (at_s, iterations, metrics) in enumerate(trial.curve)
-        if index % step == 0 or index == last
-    )
+    last, points = len(trial.curve) - 1, list[_ReportPoint | None]()
+    forks_s = [one.at_s for one in result.forks if one.trial == trial.trial]
+    for index, (at_s, iterations, metrics) in enumerate(trial.curve):
+        if forks_s and at_s > forks_s[0]:  # from here on, another trial's weights
+            points.append(None)
+            forks_s = [fork_s for fork_s in forks_s if fork_s >= at_s]
+        if index % step == 0 or index == last:
+            value = finite(metrics.get(result.metric))
+            points.append(_ReportPoint(trial.trial, iterations, at_s, costs_usd[index], value))
     return [*points, None]
 
 

@@ -39,7 +39,7 @@ from rubberband.views.formatting import (
     usd_decimals,
     worker_values,
 )
-from rubberband.views.story import StoryRecord, cells, not_needed, sentence
+from rubberband.views.story import StoryRecord, cells, changes_line, not_needed, sentence
 
 
 def headlines(result: Result) -> list[str]:
@@ -56,7 +56,8 @@ def headlines(result: Result) -> list[str]:
     if best is None:
         return [*lines, "best: no trial has reported yet" if result.outcome == "unfinished" else "best: none"]
     lines.append(f"best: {_metrics_line(result, best)}")
-    lines.append(f"configuration: {config_line(best.configuration) or 'empty'}")
+    changed = f" (since iteration {best.schedule[-1].after + 1})" if best.schedule else ""
+    lines.append(f"configuration: {config_line(best.configuration) or 'empty'}{changed}")
     if best.checkpoint is not None:
         size = f" ({format_bytes(best.checkpoint.size_bytes)})" if best.checkpoint.size_bytes else ""
         lines.append(f"checkpoint: {printable(best.checkpoint.url)}{size}")
@@ -64,6 +65,43 @@ def headlines(result: Result) -> list[str]:
     reported = {metric for trial in result.trials for metric in trial.metrics}
     missing = [one.metric for one in result.also if one.metric not in reported]
     return [*lines, *(f"search.also: no trial has reported {printable(metric)}" for metric in missing)]
+
+
+def exchanges(result: Result) -> TextTable:
+    """Return which trial took over whose checkpoint, and what has changed; empty if none did."""
+    return TextTable(
+        title="Trials that took over another trial's checkpoint",
+        header=("at", "trial", "from trial", "iterations", "changed", "why"),
+        rows=tuple(
+            (
+                duration(one.at_s),
+                str(one.trial),
+                str(one.parent),
+                str(one.iterations),
+                changes_line(one.changes) or "nothing",
+                printable(one.reason),
+            )
+            for one in result.forks
+        ),
+        words=frozenset({4, 5}),
+    )
+
+
+def schedule(result: Result) -> TextTable:
+    """Return the configurations that led to the best trial's weights, in order; empty if there is only its own."""
+    best = result.best
+    steps = () if best is None else best.schedule
+    ends = [*(step.after for step in steps[1:]), 0 if best is None else best.iterations]
+    return TextTable(
+        title="Schedule of the best trial",
+        header=("iterations", "trial", "configuration"),
+        rows=tuple(
+            (f"{step.after + 1} to {end}", str(step.trial), config_line(step.configuration))
+            for step, end in zip(steps, ends, strict=False)
+            if end > step.after
+        ),
+        words=frozenset({2}),
+    )
 
 
 def best_lines(result: Result) -> list[str]:
@@ -74,6 +112,8 @@ def best_lines(result: Result) -> list[str]:
     lines += [f"  {printable(str(name))}: {setting(value)}" for name, value in best.configuration.items()]
     if best.checkpoint is not None and not best.checkpoint.url.startswith("virtual:"):
         lines.append(f"checkpoint: {printable(best.checkpoint.url)} ({format_bytes(best.checkpoint.size_bytes)})")
+    if rows := schedule(result).rows:
+        lines += ["schedule:", *(f"  iterations {span}: {values} (trial {trial})" for span, trial, values in rows)]
     return lines
 
 

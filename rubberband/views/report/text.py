@@ -11,6 +11,7 @@ from rubberband.views.report.tables import (
     batch_sizes,
     comparison,
     decisions,
+    exchanges,
     failed_alike,
     failures,
     headlines,
@@ -18,6 +19,7 @@ from rubberband.views.report.tables import (
     paid_time,
     pareto,
     purchases,
+    schedule,
     stages,
     trials,
     updates,
@@ -45,6 +47,8 @@ def tables(result: Result, most_trials: int | None = None) -> list[TextTable]:
         incidents(result),
         pareto(result, most_trials),
         trials(result, most_trials),
+        schedule(result),
+        exchanges(result),
     ]
     return [table for table in every if table.rows]
 
