@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rubberband.planner.asha import Simulations
+    from rubberband.planner.curves import LEAST_REPORTS, Chain, Curve, Rest, rest_of
     from rubberband.planner.dag import CriticalTask, SimulatedPlan, simulate_job
     from rubberband.planner.estimates import (
         USER_PLAN,
@@ -32,12 +33,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COST_TOLERANCE_USD",
+    "LEAST_REPORTS",
     "SHORTEST_REACH_S",
     "TIME_TOLERANCE_S",
     "USER_PLAN",
     "Batch",
     "Box",
+    "Chain",
     "CriticalTask",
+    "Curve",
     "Draws",
     "Estimate",
     "Infeasible",
@@ -50,6 +54,7 @@ __all__ = [
     "Problem",
     "Replanned",
     "Reserve",
+    "Rest",
     "SimulatedPlan",
     "Simulations",
     "estimate",
@@ -62,6 +67,7 @@ __all__ = [
     "plan",
     "predict",
     "replan",
+    "rest_of",
     "run_s",
     "simulate_job",
     "up_s",
@@ -72,6 +78,7 @@ __all__ = [
 
 _MODULES = {
     "asha": "Simulations",
+    "curves": "LEAST_REPORTS Chain Curve Rest rest_of",
     "dag": "CriticalTask SimulatedPlan simulate_job",
     "estimates": "USER_PLAN Estimate Nearest Option estimate estimate_plan first_kept",
     "exact.labels": "COST_TOLERANCE_USD TIME_TOLERANCE_S",

@@ -61,6 +61,8 @@ class Curve:
     iterations: Sequence[int]
     """Increasing; those without the metric are left out."""
     values: Sequence[float]
+    is_over: bool = False
+    """Whether it has ended before its time: its latest value still competes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,11 @@ class Rest:
         return float(self.gains[min(len(self.gains) - 1, int(share * len(self.gains)))])
 
     @property
+    def worse(self) -> float:
+        """The probability that the best ends worse than it is now."""
+        return float(np.mean(self.gains < 0.0))
+
+    @property
     def expected(self) -> float:
         """The expected improvement; one that ends worse is none."""
         return float(np.mean(np.maximum(self.gains, 0.0)))
@@ -102,12 +109,12 @@ def rest_of(
     """Return what the rest brings beyond `best`; None where too little is known.
 
     `ended`: the best final metric of the trials that have been trained to the end, and may still win; None: none.
-    `given_up`: trials that were stopped with too few reports for a curve; a new trial may be as bad as they were.
+    `given_up`: trials that have begun and are worse than all with a curve; a new trial may be as bad as they were.
     """
     known = [at for at, curve in enumerate(curves) if len(curve.values) >= LEAST_REPORTS]
     if len(known) < LEAST_CURVES or not {at for chain in chains for at in chain.curves} <= set(known):
         return None
-    order = sorted(known, key=lambda at: (-curves[at].values[-1], tuple(curves[at].values[-LEAST_REPORTS:])))
+    order = sorted(known, key=lambda at: (-curves[at].values[-1], *_identity(curves[at])))
     fitted = order[:_MOST_FITTED]
     row_of = {at: row for row, at in enumerate(fitted)}
     model, begun = _Model([curves[at] for at in fitted]), len(known) + given_up
@@ -115,7 +122,16 @@ def rest_of(
     for number, chain in enumerate(chains):
         rows = sorted(row_of[at] for at in chain.curves if at in row_of)[:_MOST_CURVES]
         final = np.maximum(final, _played(model, chain, np.array(rows, dtype=int), begun, number))
-    return None if np.isneginf(final).any() else Rest(gains=np.sort(final - best))
+    if np.isneginf(final).any():
+        return None
+    gains = np.sort(final - best)
+    rounding = 1e-9 * float(np.abs(model.y).max())
+    return Rest(gains=np.where(np.abs(gains) <= rounding, 0.0, gains))
+
+
+def _identity(curve: Curve) -> tuple[Any, ...]:
+    """Return what the model sees of a curve, to order those with the same latest value."""
+    return tuple(curve.values[-_MOST_REPORTS:]), tuple(curve.iterations[-_MOST_REPORTS:]), curve.is_over
 
 
 @cache
@@ -136,6 +152,7 @@ class _Model:
             self.t[row, :count], self.y[row, :count] = curve.iterations[-count:], curve.values[-count:]
         self.ends = self.t.max(axis=1)
         """The iterations of the latest reports."""
+        self.known_until = np.where([curve.is_over for curve in curves], np.inf, self.ends)
         self.level, self.slope, squared, self.level_error = _fitted(self.t, self.y, self.ends)
         weights = (self.ends / self.ends.max()) ** 2
         self.noise = _NOISE * float(np.sqrt(_median(squared, weights)))
@@ -168,13 +185,13 @@ class _Model:
         error = error + _normals(f"round {round_}", _MOST_CURVES)[:, :columns]
         error = error + np.log(ahead) * -_DRIFT + np.sqrt(np.log(ahead)) * _WALK * _normals("walk", 1)
         reported = np.array([_at(self.t[row], self.y[row], at) for row in rows])
-        return np.where(ends >= at, reported, self.level[rows] + change + self.noise * error)
+        return np.where(self.known_until[rows] >= at, reported, self.level[rows] + change + self.noise * error)
 
 
 def _at(iterations: Floats, values: Floats, at: int) -> float:
-    """Return the value after `at` iterations, or the first one since."""
-    since = iterations >= at
-    return float(values[int(np.where(since, iterations, np.inf).argmin())]) if since.any() else 0.0
+    """Return the value after `at` iterations, or the first one since; the latest one if there is none."""
+    since = np.where(iterations >= at, iterations, np.inf)
+    return float(values[int(since.argmin() if np.isfinite(since).any() else iterations.argmax())])
 
 
 def _fitted(t: Floats, y: Floats, ends: Floats) -> tuple[Floats, Floats, Floats, Floats]:

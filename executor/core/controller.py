@@ -30,6 +30,7 @@ from rubberband.executor.core.events import (
     LimitsChanged,
     Outcome,
     RestPlanned,
+    RestValued,
     Started,
     StopTrial,
     Tick,
@@ -49,7 +50,9 @@ from rubberband.executor.core.job import Job
 from rubberband.executor.core.ranking import is_result, rank
 from rubberband.executor.core.state import UNDER_WAY, LaneState, Phase, StageRecord, State, TrialState, TrialStatus
 from rubberband.executor.core.trials import starts
+from rubberband.executor.core.worth import results_of
 from rubberband.units import format_usd
+from rubberband.values.worth import RestWorth
 
 PAUSE_S = 30.0
 """A Tick that is later than this was delayed by more than a busy driver."""
@@ -184,6 +187,9 @@ class Controller:
                 self._note_resumed(event)
             case RestPlanned():
                 self._note_planned(event)
+            case RestValued():
+                self.state.valued_results = results_of(self.state)
+                self._is_not_worth_it(event.worth)
             case TrialsDrawn():
                 self._note_configs(event)
             case TrialForked():
@@ -316,7 +322,15 @@ class Controller:
         if state.instance_cap is not None:  # the fewest are planned with, also where there are fewer
             widest = min(widest, lane.max_instances + state.spare_instances)
         lane.max_instances = max(lane.max_instances, widest)
-        self._begin_stage(lane, event.stage)
+        if not self._is_not_worth_it(event.worth):
+            self._begin_stage(lane, event.stage)
+
+    def _is_not_worth_it(self, worth: RestWorth | None) -> bool:
+        """Take in what the rest may bring; return whether the search ends since that is too little."""
+        if worth is None:
+            return False
+        self.state.history.add(worth)
+        return self._end_by_rule()
 
     def _note_configs(self, event: TrialsDrawn) -> None:
         """Configurations of a bracket's trials are there; it begins now, unless its plan is made first."""

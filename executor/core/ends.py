@@ -16,6 +16,7 @@ from rubberband.executor.core.progress import Curves, merit_of
 from rubberband.executor.core.state import LaneState, State, TrialState, TrialStatus
 from rubberband.units import counted, duration, format_usd
 from rubberband.values.stopping import NoImprovement
+from rubberband.values.worth import RestWorth
 
 # Trials
 
@@ -96,6 +97,11 @@ def ends_search(state: State, trials: Sequence[TrialState]) -> SearchEnd | None:
         return _end(state, "target", reason, trial.trial)
     if stop.no_improvement is not None and (since := _without_improvement(state, stop.no_improvement)):
         return _end(state, "no_improvement", f"no improvement {since}", None)
+    if stop.worth_per_usd is not None and (worth := state.history.of(RestWorth)[-1:]):
+        per_usd = worth[0].per_usd
+        if per_usd is not None and per_usd < stop.worth_per_usd:
+            bought = f"{per_usd:.2g} per USD, below worth={stop.worth_per_usd:g}"
+            return _end(state, "worth", f"{worth[0].in_words(state.job.metric)}: {bought}", None)
     return None
 
 

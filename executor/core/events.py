@@ -16,6 +16,7 @@ from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.balance import BalanceUse
 from rubberband.values.plan import Market, Plan, StagePrediction
 from rubberband.values.profile import Profile
+from rubberband.values.worth import RestWorth
 
 FailureKind = Literal["raised", "not_a_number", "no_metric", "hung", "died", "checkpoint", "gpu"]
 """Why an attempt failed: the trial's code raised; its metric is NaN or infinite, or missing; no report in time; its
@@ -311,6 +312,16 @@ class RestPlanned(Event):
     """Cost of the whole experiment by it."""
     own: Mapping[int, OwnSpeed] = field(default_factory=dict)
     """How fast each trial that goes on is, beside the profile; empty in older journals, and where all are alike."""
+    worth: RestWorth | None = None
+    """The chance that the rest improves the best, beside its cost; None: too little is known, or an older journal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestValued(Event):
+    """More results are known, and nothing is planned again: what the rest may bring for its money was looked at."""
+
+    worth: RestWorth | None
+    """None: too little is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from rubberband.values.plan import Plan
+from rubberband.values.worth import RestWorth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +161,7 @@ Record = (
     | HungInstance
     | TrialCut
     | SearchEnd
+    | RestWorth
 )
 Kind = TypeVar("Kind", bound=Record)
 

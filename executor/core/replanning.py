@@ -15,6 +15,7 @@ from rubberband.errors import RubberbandError
 from rubberband.executor.core.bill import bill_usd, held_s
 from rubberband.executor.core.events import RestPlanned
 from rubberband.executor.core.forecast import (
+    Forecast,
     assumed,
     forecast,
     iterations_left,
@@ -25,6 +26,7 @@ from rubberband.executor.core.forecast import (
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.measured import Measured, measured
 from rubberband.executor.core.state import LaneState, Phase, State
+from rubberband.executor.core.worth import worth_of
 from rubberband.planner import Problem, Replanned, Reserve, replan
 from rubberband.units import counted
 from rubberband.values.offer import Offer
@@ -64,6 +66,8 @@ def decide(state: State, now: float) -> RestPlanned:
         found = best_rest(state, remainder)
     except RubberbandError as error:
         return _as_before(lane, now, f"the rest cannot be replanned: {error}")
+    jct_s = max(remainder.others_end_s, remainder.spent_s + found.prediction.jct_s)
+    cost_usd = remainder.spent_usd + found.prediction.cost_usd
     return RestPlanned(
         occurred_at=now,
         stage=remainder.done,
@@ -74,9 +78,10 @@ def decide(state: State, now: float) -> RestPlanned:
         reason=found.reason,
         present_jct_s=max(remainder.others_end_s, remainder.spent_s + found.present.jct_s),
         present_cost_usd=remainder.spent_usd + found.present.cost_usd,
-        jct_s=max(remainder.others_end_s, remainder.spent_s + found.prediction.jct_s),
-        cost_usd=remainder.spent_usd + found.prediction.cost_usd,
+        jct_s=jct_s,
+        cost_usd=cost_usd,
         own=remainder.seen.own,
+        worth=worth_of(state, now, Forecast(jct_s=jct_s, cost_usd=cost_usd)),
     )
 
 
@@ -351,4 +356,5 @@ def _as_before(lane: LaneState, now: float, reason: str) -> RestPlanned:
         present_cost_usd=expected.cost_usd,
         jct_s=expected.jct_s,
         cost_usd=expected.cost_usd,
+        worth=worth_of(state, now, expected),
     )

@@ -488,6 +488,8 @@ class State:
     """The cap that it ended by: with a larger one a resume goes on."""
     ended_by: SearchEnd | None = None
     """The rule that ended it; where that was a target, a resume goes on with a harder one."""
+    valued_results: int = 0
+    """The results that were known when the worth of the rest was looked at last, where nothing is planned again."""
     best_so_far: BestSoFar = field(default_factory=BestSoFar)
     """For a rule about a search without an improvement."""
     stopped: str = ""
@@ -502,6 +504,8 @@ class State:
     """Between having ended and being resumed; nothing was held."""
     changes: int = field(default=0, init=False, repr=False, compare=False)
     """How often a trial was given another status."""
+    completed: int = field(default=0, init=False, repr=False, compare=False)
+    """Trials that have been trained to the end."""
     curves: Curves | None = field(default=None, init=False, repr=False, compare=False)
     """Results of the trials for the rules that end them; they follow from the reports."""
     _used_gpu_s: dict[str, float] | None = field(default=None, init=False, repr=False, compare=False)
@@ -620,6 +624,7 @@ class State:
         if before is status:
             return
         self.changes += 1
+        self.completed += (status is TrialStatus.COMPLETED) - (before is TrialStatus.COMPLETED)
         lane = self.lanes[self.lane_of[trial.trial]]
         if before is TrialStatus.QUEUED:
             lane.waiters.remove(trial)

@@ -53,6 +53,7 @@ from rubberband.values.kinds import KINDS, NOT_INSTALLED
 from rubberband.values.offer import BillLine, Place, Unit
 from rubberband.values.plan import Market
 from rubberband.values.ranking import Ranking
+from rubberband.values.worth import RestWorth
 
 if TYPE_CHECKING:
     import os
@@ -356,6 +357,8 @@ class Result:
     """The rule of `search.stop` that ended it; None: none did."""
     cuts: tuple[TrialCut, ...] = ()
     """Ends of trials by rules of `search.stop`, in order."""
+    worths: tuple[RestWorth, ...] = ()
+    """Looks at the rest: how likely it improves the best, beside its cost. Those with too few reports are left out."""
 
     @property
     def ranking(self) -> Ranking:
@@ -602,6 +605,7 @@ def summarise(state: State, setup: Mapping[str, Any], now: float) -> Result:
         also=tuple(Objective(**entry) for entry in setup.get("experiment", {}).get("search", {}).get("also", ())),
         ended_by=state.ended_by,
         cuts=tuple(state.history.of(TrialCut)),
+        worths=tuple(state.history.of(RestWorth)),
     )
 
 

@@ -1,8 +1,9 @@
 """The driver loop: events into the journal, then into the controller; its commands to the backend.
 
 The driver makes some events itself: after a SYNC trials may take over others' checkpoints, and it plans the rest again,
-also where the instance cap changed; and before a bracket begins it may draw configurations. It journals all of them: a
-replay needs neither planner nor sampler, and a resume by a newer version repeats the old decisions, not its own.
+also where the instance cap changed; before a bracket begins it may draw configurations; and where nothing is planned
+again, it looks at the worth of the rest. It journals all of them: a replay needs neither planner nor sampler, and a
+resume by a newer version repeats the old decisions, not its own.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from rubberband.executor.core.fleet import GONE
 from rubberband.executor.core.forking import takers
 from rubberband.executor.core.replanning import decide, decide_within
 from rubberband.executor.core.state import LaneState, State, TrialStatus
+from rubberband.executor.core.worth import is_due, value_rest
 from rubberband.executor.journal.inbox import RequestQueue, Requests
 from rubberband.executor.journal.journal import EventLog
 
@@ -119,8 +121,7 @@ def _drive(
         commands, hold_until = _take_in(events, controller, journal, observers)
         desk.journalled()
         state = controller.state
-        while state.configs_due() or state.planning() is not None or state.resizing() is not None:
-            decided = _decision(controller, backend, draw, explore)
+        while decided := _decision(controller, backend, draw, explore):
             more, hold_until = _take_in(decided, controller, journal, observers)
             commands += more
         backend.hold_until(hold_until)
@@ -162,7 +163,7 @@ def _first_draws(controller: Controller, backend: Backend, draw: Draw | None) ->
 
 
 def _decision(controller: Controller, backend: Backend, draw: Draw | None, explore: Explore | None) -> Sequence[Event]:
-    """Return the configurations that the first lane without a stage needs, or else its plan."""
+    """Return the configurations that the first lane without a stage needs, or else its plan; nothing if none is due."""
     state = controller.state
     lane = state.planning()
     if lane is not None and takers(lane):
@@ -171,7 +172,11 @@ def _decision(controller: Controller, backend: Backend, draw: Draw | None, explo
     if trials := state.configs_due() or (() if lane is None else state.configs_due_before(lane.next_stage)):
         assert draw is not None, "a job that draws comes with a sampler"
         return [draw(state, state.sampled_configs, trials, backend.now)]
-    return [decide_within(state, backend.now()) if lane is None else decide(state, backend.now())]
+    if lane is not None:
+        return [decide(state, backend.now())]
+    if state.resizing() is not None:
+        return [decide_within(state, backend.now())]
+    return [value_rest(state, backend.now())] if is_due(state) else []
 
 
 def _take_in(

@@ -266,13 +266,13 @@ class Client(Connected):
         return self._send(calls.get(calls.path(name, "/costs")))
 
     def decisions(self, name: str) -> models.Decisions:
-        """Return the decisions at each SYNC, and the extensions of the limits.
+        """Return the decisions at each SYNC, the extensions of the limits, and what the rest might bring.
 
         Args:
             name: The experiment.
 
         Returns:
-            The decisions as `items`, with their reasons, and the `extensions`.
+            The decisions as `items`, with their reasons, the `extensions`, and the `worths` of the rest.
 
         Raises:
             InputError: There is no experiment of that name.
@@ -280,7 +280,7 @@ class Client(Connected):
         Examples:
             >>> with rubberband.Client() as client:
             ...     sorted(client.decisions("served"))
-            ['extensions', 'items']
+            ['extensions', 'items', 'worths']
         """
         return self._send(calls.get(calls.path(name, "/decisions")))
 

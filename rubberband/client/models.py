@@ -366,11 +366,29 @@ class Costs(Answer):
     instances: list[dict[str, Any]]
 
 
+class RestWorthView(Answer):
+    """Improvement that the rest of a search might bring beside its cost, by the learning curves at an instant."""
+
+    at_s: float
+    """From the start."""
+    best: float
+    """The best metric by then."""
+    expected: float
+    """The expected improvement of the metric; above 0 for both modes."""
+    chances: list[tuple[float, float]]
+    """Sizes of improvements, each with the probability of a larger one."""
+    worse: float
+    """Probability that the best one at the end is worse."""
+    left_s: float
+    left_usd: float
+
+
 class Decisions(Answer):
-    """Decisions at each SYNC, and extensions of the limits."""
+    """Decisions at each SYNC, extensions of the limits, and what the rest might bring."""
 
     items: list[dict[str, Any]]
     extensions: list[GrantedLimits]
+    worths: list[RestWorthView]
 
 
 class LogLine(Answer):

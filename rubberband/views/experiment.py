@@ -157,10 +157,14 @@ def _bill(result: Result) -> tuple[BillLine, ...]:
 
 
 def decisions(result: Result | None) -> models.Decisions:
-    """Return the decisions at each SYNC, and the changes of the limits."""
+    """Return the decisions at each SYNC, the changes of the limits, and what the rest might bring."""
     if result is None:
-        return {"items": [], "extensions": []}
-    return {"items": plain(result.decisions), "extensions": plain(result.extensions)}
+        return {"items": [], "extensions": [], "worths": []}
+    return {
+        "items": plain(result.decisions),
+        "extensions": plain(result.extensions),
+        "worths": plain(result.worths),
+    }
 
 
 def extension_view(extension: Extension) -> models.ExtensionView:

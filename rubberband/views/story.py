@@ -34,7 +34,8 @@ class StoryLine:
     what: str
     text: str
     kind: str
-    """`sync`, `kept`, `changed`, `extended`, `resumed`, `setback`, `forked`, `pause`, `replaced` or `stopped`."""
+    """`sync`, `kept`, `changed`, `extended`, `resumed`, `setback`, `forked`, `pause`, `replaced`, `stopped`,
+    `worth`."""
 
 
 StoryRecord = Setback | Fork | Pause | LimitsExtended | Replacement | HungInstance | TrialCut
@@ -142,6 +143,11 @@ def story(result: Result) -> list[StoryLine]:
         if trial.stopped_s is not None
     ]
     found += [_decided(result, decision) for decision in result.decisions]
+    looks = {decision.at_s for decision in result.decisions}
+    for worth in result.worths:
+        if worth.at_s in looks or (worth is result.worths[-1] and result.outcome == "unfinished"):
+            text = worth.in_words(printable(result.metric))
+            found.append(StoryLine(at_s=worth.at_s, what="worth of the rest", text=text, kind="worth"))
     if (end := result.ended_by) is not None:
         text = f"{printable(end.reason)}; {not_needed(end, result.actual_jct_s, result.actual_cost_usd)}"
         found.append(StoryLine(at_s=end.at_s, what="end of the search", text=text, kind="stopped"))

@@ -31,12 +31,18 @@ def branin(configuration: Mapping[str, Any], iterations: int) -> float:
     return float(value + 10 * (1 - 1 / (8 * math.pi)) * math.cos(x) + 10 + 30.0 / iterations)
 
 
-def an_experiment(seed: int, resources: Mapping[str, Any] | None = None, **search: Any) -> Experiment:
+def an_experiment(
+    seed: int,
+    resources: Mapping[str, Any] | None = None,
+    constraints: Mapping[str, Any] | None = None,
+    **search: Any,
+) -> Experiment:
     words = {"space": SPACE, "scheduler": HYPERBAND, "metric": "loss", "mode": "min"} | search
     sampler = {"type": "optuna", "seed": seed} | words.pop("sampler", {})
     return Experiment(
         name="sampled",
         search=words | {"sampler": sampler},
+        constraints=dict(constraints or {}),
         resources={
             "provider": "virtual",
             "instance_type": "p3.8xlarge",

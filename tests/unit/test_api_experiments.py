@@ -107,7 +107,7 @@ def test_the_slack_is_to_the_forecast_while_it_runs_and_to_the_end_after_it(serv
 PARTS: dict[str, Any] = {
     "trials": {"items": [], "next": None},
     "allocations": {"instances": [], "busy": [], "planned": []},
-    "decisions": {"items": [], "extensions": []},
+    "decisions": {"items": [], "extensions": [], "worths": []},
     "logs": {"lines": [], "next": "0"},
 }
 

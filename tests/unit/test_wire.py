@@ -16,6 +16,7 @@ from rubberband.executor.core.history import RungResult
 from rubberband.executor.result.result import StageResult
 from rubberband.values.offer import BillLine
 from rubberband.values.submission import Summary
+from rubberband.values.worth import RestWorth
 from tests.builders.fake_runs import fake_service, virtual_result
 
 
@@ -27,6 +28,7 @@ from tests.builders.fake_runs import fake_service, virtual_result
         (models.RungView, RungResult, set(), set()),
         (models.TrialView, TrialResult, set(), {"curve", "balance", "batches", "updates"}),
         (models.BillLineView, BillLine, set(), set()),
+        (models.RestWorthView, RestWorth, set(), set()),
         (models.OutlookView, Outlook, set(), set()),
         (models.ExtensionView, Extension, {"added_s", "added_usd"}, set()),
         (models.TokenView, TokenRecord, set(), set()),

@@ -44,6 +44,7 @@ from rubberband.executor.core.ranking import best_trial
 from rubberband.executor.core.state import UNDER_WAY, LaneState, Phase, StageRecord, State, TrialState, TrialStatus
 from rubberband.units import counted, duration, format_usd, gpus_each, in_unit
 from rubberband.values.offer import slots
+from rubberband.values.worth import RestWorth
 from rubberband.views.formatting import (
     change,
     listed,
@@ -129,6 +130,8 @@ class Narrator:
         said += self._promoted(state)
         said += self._synced(state)
         said += self._decided(state)
+        worths = self._fresh("worths", state.history.of(RestWorth))
+        said += [f"rest: {worth.in_words(printable(self._job.metric))}" for worth in worths]
         said += self._recalled(state)
         about_instances = self._handed_on(state) + self._scaled(state) + self._training(state)
         said += about_instances if self._details else []
@@ -166,6 +169,7 @@ class Narrator:
             "replacements": len(state.history.of(Replacement)),
             "hung": len(state.history.of(HungInstance)),
             "cuts": len(state.history.of(TrialCut)),
+            "worths": len(state.history.of(RestWorth)),
         }
         self._warned = any(trial.reports and trial.reports[0].saved_iterations == 0 for trial in state.trials)
         self._instances = {record.instance for record in state.instances.values() if record.requested_at < now}

@@ -55,6 +55,7 @@ from rubberband.views.report.tables import (
     trials,
     updates,
     workers,
+    worths,
 )
 
 PLOTLY = "plotly-basic.min.js"
@@ -172,6 +173,7 @@ def render_html(result: Result, importance: Figure | str = "", trials_at: str = 
             table_section(purchases(result)),
             table_section(bill(result.bill)),
             table_section(decisions(result)),
+            table_section(worths(result)),
             _paid(result),
             table_section(failures(result), trials_at=trials_at),
             table_section(incidents(result)),

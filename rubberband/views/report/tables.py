@@ -12,6 +12,7 @@ from rubberband.executor.result.batch_history import BalanceStretch
 from rubberband.executor.result.result import InstanceResult, Objective, Result, TrialResult
 from rubberband.units import counted, duration, format_bytes
 from rubberband.values.asynchronous import AsyncUse
+from rubberband.values.worth import likelihood
 from rubberband.views.formatting import (
     Row,
     TextTable,
@@ -297,6 +298,28 @@ def decisions(result: Result) -> TextTable:
         notes=(
             "Expected: of the whole run, by the plan before and after. Everything called planned is the first plan.",
         ),
+    )
+
+
+def worths(result: Result) -> TextTable:
+    """Return a row for each look at what the rest might bring for its money."""
+    decimals = usd_decimals(max([worth.left_usd for worth in result.worths], default=0.0))
+    return TextTable(
+        title="Worth of the rest",
+        header=("at", f"best {result.metric}", "improves", "on average", "ends worse", "rest", "rest USD"),
+        rows=tuple(
+            (
+                duration(worth.at_s),
+                number(worth.best),
+                likelihood(worth.chances[0][1]),
+                number(worth.expected),
+                likelihood(worth.worse),
+                duration(worth.left_s),
+                usd(worth.left_usd, decimals),
+            )
+            for worth in result.worths
+        ),
+        notes=("From the learning curves: an improvement is one of the reported metric, by luck too.",),
     )
 
 

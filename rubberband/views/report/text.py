@@ -24,6 +24,7 @@ from rubberband.views.report.tables import (
     trials,
     updates,
     workers,
+    worths,
 )
 
 MOST_TRIALS = 10
@@ -37,6 +38,7 @@ def tables(result: Result, most_trials: int | None = None) -> list[TextTable]:
         comparison(result),
         stages(result),
         decisions(result),
+        worths(result),
         paid_time(result),
         purchases(result),
         bill(result.bill),
