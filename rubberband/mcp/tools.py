@@ -60,7 +60,7 @@ class Tools:
         except InputError as error:
             refused = str(error)
         last = f"submit is refused: {refused}" if refused else f"submit would start it ({self._caps().words()})"
-        return "\n".join([*_plan_lines(found), last])
+        return "\n".join([*(in_unit(line, experiment.resources.unit) for line in _plan_lines(found)), last])
 
     async def submit(self, file: File, overrides: Overrides = []) -> str:  # noqa: B006
         """Plan an experiment file and start it. It runs on without this session; ask for its status. It must have a

@@ -210,3 +210,57 @@ def test_an_agent_at_a_service(home: Path, tmp_path: Path) -> None:
         anyio.run(main, server.address)
     with pytest.raises(InputError, match="not found"), local_experiment("n2"):
         pass
+
+
+SLOW = """
+import time
+import rubberband
+
+def train(config):
+    done = rubberband.get_checkpoint() or 0
+    while True:
+        time.sleep(0.5)
+        done += 1
+        rubberband.report({"loss": config["lr"] / done}, checkpoint=done)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.ray
+def test_a_real_run_is_stopped_and_extended_in_part_and_outlives_the_session(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    scheduler = {"type": "none", "num_samples": 4, "max_t": 20}
+    words = {
+        "name": "real",
+        "entrypoint": "slow:train",
+        "search": {**TIGHT["search"], "scheduler": scheduler},  # type: ignore[dict-item]
+        "constraints": {"deadline": "10m", "max_cost": 1},
+        "resources": {"provider": "local", "gpus_per_instance": 2, "price_per_hour": 3, "max_instances": 1},
+        "profile": {"seconds_per_iteration": {1: 0.5}},
+    }
+    (tmp_path / "real.yaml").write_text(yaml.safe_dump(words))
+
+    async def main() -> None:
+        async with agent(home, tmp_path) as scripted:
+            call = scripted.call
+            assert "nothing" not in await call("plan", file="real.yaml")
+            await call("submit", file="real.yaml")
+            while "2 trials" not in (told := await call("status", name="real")) and "loss=" not in told:
+                await anyio.sleep(0.5)
+            assert told.startswith("real: runs")
+            assert await call("stop", name="real", trials=[1]) == "real: stop of 1 trial requested"
+            assert (await call("extend", name="real", deadline="20m")).endswith("\napplied")
+            line = await call("stop", refused=True, name="real", trials=[9])
+            assert line.startswith("experiment 'real' is running: ")
+
+    anyio.run(main)
+
+    def is_done() -> bool:
+        with local_experiment("real") as found:
+            return found.look()["state"] == "done"
+
+    eventually(is_done, 120.0)
+    with local_experiment("real") as found:
+        view = found.look()
+    assert view["summary"]["deadline_s"] == 1200.0
+    assert view["summary"]["iterations"] < 80, "trial 1 was stopped"
