@@ -13,7 +13,7 @@ import warnings
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rubberband.executor.core.events import TrialForked, TrialsDrawn
@@ -39,6 +39,8 @@ class Known:
 
     configuration: Mapping[str, Any]
     values: tuple[float, ...] | None
+    violations: tuple[float, ...] = ()
+    """By how much it breaks each limit; empty without limits."""
 
 
 def draw(
@@ -146,27 +148,44 @@ def known_results(
     done = sorted((len(state.trials[trial].reports) for trial in drawn), reverse=True)
     iterations = max(1, done[min(max(1, enough - len(given)), len(done)) - 1] if done else 1)
     objectives = search.objectives
-    values = {
-        trial: _values(objectives, state.trials[trial], iterations)
+    found = {
+        trial: _metrics_after(state.trials[trial], iterations)
         for trial in drawn
         if iterations > state.trials[trial].inherited  # until there, another configuration was trained
+    }
+    values = {
+        trial: None if metrics is None else tuple(metrics.get(metric, math.nan) for metric, _ in objectives)
+        for trial, metrics in found.items()
     }
     every = [metrics for metrics in (*values.values(), *(entry.values for entry in given)) if metrics is not None]
     columns = [[value for value in column if math.isfinite(value)] for column in zip(*every, strict=True)]
     if not columns or not all(columns):
         return iterations, given
     worst = [(max if mode == "min" else min)(column) for (_, mode), column in zip(objectives, columns, strict=True)]
-    trained = [Known(configuration=drawn[trial], values=_finite(metrics, worst)) for trial, metrics in values.items()]
+    broken = {trial: search.ranking.violations(metrics or {}) for trial, metrics in found.items()}
+    most = max((by for each in broken.values() for by in each if math.isfinite(by)), default=0.0) + 1.0
+    trained = [
+        Known(
+            configuration=drawn[trial],
+            values=_finite(metrics, worst),
+            violations=tuple(min(by, most) for by in broken[trial]),
+        )
+        for trial, metrics in values.items()
+    ]
+    if search.sampler.algorithm == "cmaes":  # which knows no limits
+        trained = [
+            replace(known, values=tuple(worst)) if known.values is not None and any(known.violations) else known
+            for known in trained
+        ]
     return iterations, [*given, *trained]
 
 
-def _values(objectives: Sequence[tuple[str, str]], trial: TrialState, iterations: int) -> tuple[float, ...] | None:
-    """Return the trial's metrics after `iterations`, or at its end: None if they may come, nan if they never will."""
+def _metrics_after(trial: TrialState, iterations: int) -> Mapping[str, float] | None:
+    """Return the trial's metrics after `iterations`, or at its end: None if they may come, none if they never will."""
     is_over = trial.ended or trial.stopped_at is not None
     if len(trial.reports) >= iterations or (is_over and trial.reports):
-        metrics = trial.reports[min(iterations, len(trial.reports)) - 1].metrics
-        return tuple(metrics.get(metric, math.nan) for metric, _ in objectives)
-    return (math.nan,) * len(objectives) if trial.status is TrialStatus.FAILED else None
+        return trial.reports[min(iterations, len(trial.reports)) - 1].metrics
+    return {} if trial.status is TrialStatus.FAILED else None
 
 
 def _finite(values: tuple[float, ...] | None, worst: Sequence[float]) -> tuple[float, ...] | None:
@@ -300,19 +319,26 @@ def _frozen(
         values=known.values,
         params={key(path): value for path, (_, value) in params.items()},
         distributions={key(path): distribution(domain) for path, (domain, _) in params.items()},
-        system_attrs={"NSGAIISampler:generation": 0} if population else {},
+        system_attrs={
+            **({"NSGAIISampler:generation": 0} if population else {}),
+            **({"constraints": known.violations} if known.violations and known.values is not None else {}),
+        },
     )
 
 
 def _sampler(search: Search, known: Sequence[Known], seed: int) -> BaseSampler:
-    """Return the sampler of one batch. All results are one generation of NSGA-II."""
+    """Return the sampler of one batch. All results are one generation of NSGA-II.
+
+    The violations of limits are those of `_frozen`.
+    """
     from optuna.samplers import CmaEsSampler, GPSampler, NSGAIISampler, TPESampler
 
+    limited: Any = {"constraints_func": lambda _: ()} if search.limits else {}
     match search.sampler.algorithm:
         case "gp":
-            return GPSampler(seed=seed, n_startup_trials=1, warn_independent_sampling=False)
+            return GPSampler(seed=seed, n_startup_trials=1, warn_independent_sampling=False, **limited)
         case "nsgaii":
-            return NSGAIISampler(seed=seed, population_size=min(_POPULATION, max(2, len(known) // 2)))
+            return NSGAIISampler(seed=seed, population_size=min(_POPULATION, max(2, len(known) // 2)), **limited)
         case "cmaes":  # it begins where the results are best (warm start, Nomura et al. 2021)
             axes = [
                 path
@@ -322,7 +348,9 @@ def _sampler(search: Search, known: Sequence[Known], seed: int) -> BaseSampler:
             source = [_frozen(search.space, entry, only=axes) for entry in known] if axes else None
             return CmaEsSampler(seed=seed, n_startup_trials=1, warn_independent_sampling=False, source_trials=source)
         case _:
-            return TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=1)
+            return TPESampler(
+                seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=1, **limited
+            )
 
 
 @contextmanager

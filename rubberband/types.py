@@ -19,8 +19,13 @@ class AlsoDict(TypedDict, total=False):
 
     metric: Required[str]
     """Its key in the reported metrics."""
-    mode: Required[Literal["min", "max"]]
-    """Whether a lower or a higher value is better."""
+    mode: Literal["min", "max"]
+    """Whether a lower or a higher value is better; with one limit it follows: min from at_most."""
+    at_most: float | None
+    """Highest value of a feasible trial. Trials that exceed it, or do not report the metric, rank behind the
+    others."""
+    at_least: float | None
+    """Lowest value of a feasible trial."""
 
 
 class AshaDict(TypedDict, total=False):
@@ -554,7 +559,7 @@ class SearchDict(TypedDict, total=False):
     """Whether a lower or a higher metric is better."""
     also: Sequence[AlsoDict]
     """Metrics that are shown beside the one that ranks, with the trials that no other beats in all of them
-    (Pareto)."""
+    (Pareto). Where one has a limit (at_most, at_least), trials that keep it rank before those that do not."""
     stop: StopDict
     """Rules by which trials, and the whole search, end before the plan does."""
 

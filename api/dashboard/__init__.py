@@ -384,7 +384,10 @@ def row(submission: Submission, now: float) -> Row:
         + ("" if summary.unit == "USD" else f" {summary.unit}"),
         cap="" if cap_usd is None else usd(cap_usd),
         spent=summary.cost_usd / cap_usd if cap_usd else None,
-        best="" if summary.best_value is None else f"{printable(summary.metric)} {number(summary.best_value)}",
+        best=""
+        if summary.best_value is None
+        else f"{printable(summary.metric)} {number(summary.best_value)}"
+        + (", not feasible" if summary.best_feasible is False else ""),
         at=summary.started_at or submission.created_at,
         began=summary.started_at is not None,
     )

@@ -116,10 +116,13 @@ def _best_line(compared: Sequence[Compared], metric: str, mode: str) -> Compared
         found, best = value(result), result.best
         if found is None or best is None:
             return ComparedFigure()
-        return ComparedFigure(number(found), f"trial {best.trial}, {counted(best.iterations, 'iteration')}")
+        note = "" if best.standing is None else best.standing.note
+        return ComparedFigure(number(found), f"trial {best.trial}, {counted(best.iterations, 'iteration')}{note}")
 
     def rank(result: Result) -> float | None:
-        return None if (found := value(result)) is None else result.ranking.signed(found)
+        if (found := value(result)) is None or (result.best is not None and result.best.feasible is False):
+            return None
+        return result.ranking.signed(found)
 
     return _marked(_line(f"best {printable(metric)} ({mode})", compared, cell), compared, rank)
 

@@ -337,6 +337,7 @@ def best_of(experiment: Submission, result: Result) -> dict[str, Any] | None:
     return {
         "trial": best,
         "lead": lead(result, best),
+        "infeasible": result.infeasible,
         "texts": configuration_texts(best.configuration, experiment.words.get("entrypoint")),
         "download": download_address(experiment.name, best),
     }

@@ -11,7 +11,7 @@ from rubberband.planner import Reserve
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Prediction, Stage, gang_sizes, total_iterations
 from rubberband.values.profile import Profile
-from rubberband.values.ranking import Ranking
+from rubberband.values.ranking import Limit, Ranking
 from rubberband.values.stopping import StopRules
 
 if TYPE_CHECKING:
@@ -94,6 +94,8 @@ class Job:
     """The most instances that each lane may have; empty: the offer's, of the one lane."""
     speeds: Mapping[str, float] = field(default_factory=dict)
     """Type that may be used instead of the offer's -> speed of one of its GPUs over that of the offer's."""
+    limits: tuple[Limit, ...] = ()
+    """Limits of metrics that a trial has to keep: those that break one rank behind the others."""
     balances: bool = True
     """Whether a gang of unequal workers is faster than one of its slowest: they divide a batch by their speeds, or do
     not wait for each other."""
@@ -103,7 +105,7 @@ class Job:
     @property
     def ranking(self) -> Ranking:
         """The order of its trials' results."""
-        return Ranking(metric=self.metric, mode=self.mode)
+        return Ranking(metric=self.metric, mode=self.mode, limits=self.limits)
 
     @property
     def is_divided(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rubberband.executor.core.state import State, TrialState, TrialStatus
-from rubberband.values.ranking import Merit, Ranking
+from rubberband.values.ranking import Merit, Ranking, Standing
 
 
 def merit(ranking: Ranking, trial: TrialState) -> Merit:
@@ -14,8 +14,13 @@ def merit(ranking: Ranking, trial: TrialState) -> Merit:
 
 
 def rank(trials: Iterable[TrialState], ranking: Ranking) -> tuple[int, ...]:
-    """Return trial ids, best latest metric first; ties by trial id; those without a finite metric last."""
-    return tuple(trial.trial for trial in sorted(trials, key=lambda trial: (merit(ranking, trial), trial.trial)))
+    """Return trial ids, best latest report first; ties by trial id; those without a finite metric last."""
+    return tuple(trial.trial for trial in sorted(trials, key=lambda trial: (ranking.merit(trial.metrics), trial.trial)))
+
+
+def standing(state: State, trial: TrialState) -> Standing:
+    """Return the standing of a trial now, for views."""
+    return state.job.ranking.standing(trial.metrics)
 
 
 def is_result(trial: TrialState) -> bool:

@@ -11,7 +11,6 @@ from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.forking import discard, rewind
 from rubberband.executor.core.history import InstanceCapChanged, Setback
 from rubberband.executor.core.placement import place
-from rubberband.executor.core.ranking import merit
 from rubberband.executor.core.state import GangRun, LaneState, State, TrialReport, TrialState, TrialStatus
 
 SHORTEST_HANG_S = 60.0
@@ -146,7 +145,7 @@ def note_end(lane: LaneState, trial: TrialState) -> None:
 def pause(lane: LaneState, trial: TrialState) -> None:
     """The trial has ended its rung, where its result counts at once; at the last one it is done, or waits for SYNC."""
     job = lane.job
-    lane.rungs.record(trial.rung, merit(job.ranking, trial), trial.trial)
+    lane.rungs.record(trial.rung, job.ranking.merit(trial.metrics), trial.trial)
     if trial.rung == 0 and trial.last_stage == job.bracket_of(trial.last_stage).first_stage:
         lane.state.best_so_far.note_end(trial.trial)
     is_done = not job.has_sync and lane.ends_last_rung(trial)

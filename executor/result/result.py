@@ -35,7 +35,7 @@ from rubberband.executor.core.history import (
     TrialCut,
 )
 from rubberband.executor.core.limits import can_go_on, not_started
-from rubberband.executor.core.ranking import best_trial
+from rubberband.executor.core.ranking import best_trial, standing
 from rubberband.executor.core.state import GangRun, LaneState, Phase, State, TrialState
 from rubberband.executor.result.batch_history import (
     BalanceStretch,
@@ -52,7 +52,7 @@ from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.kinds import KINDS, NOT_INSTALLED
 from rubberband.values.offer import BillLine, Place, Unit
 from rubberband.values.plan import Market
-from rubberband.values.ranking import Ranking
+from rubberband.values.ranking import Limit, Ranking, Standing
 from rubberband.values.worth import RestWorth
 
 if TYPE_CHECKING:
@@ -71,11 +71,20 @@ class Objective:
 
     metric: str
     mode: Literal["max", "min"]
+    at_most: float | None = None
+    """Limits of a feasible trial; None: none."""
+    at_least: float | None = None
 
     @property
     def title(self) -> str:
-        """Return `latency (min)`."""
-        return f"{self.metric} ({self.mode})"
+        """Return `latency (min)`, with its limits."""
+        return f"{self.metric} ({', '.join(filter(None, (self.mode, self.limit_text)))})"
+
+    @property
+    def limit_text(self) -> str:
+        """Return `at most 20`; empty without a limit."""
+        limits = (("at least", self.at_least), ("at most", self.at_most))
+        return " and ".join(f"{word} {limit:g}" for word, limit in limits if limit is not None)
 
 
 Found = TypeVar("Found")
@@ -161,6 +170,8 @@ class TrialResult:
     """Whether it has ended by itself, after its `iterations`."""
     stopped_s: float | None = None
     """Time at which the user stopped it, from the start; None: not by the user."""
+    standing: Standing | None = None
+    """Its value in the ranking, where that is more than its metric; None without limits of `also`."""
     checkpoints: tuple[KeptCheckpoint, ...] = ()
     """The checkpoints that are kept, the latest first: two at most while it trains, one once it is stopped."""
     schedule: tuple[ScheduleStep, ...] = ()
@@ -178,16 +189,23 @@ class TrialResult:
         return self.with_end(self.status)
 
     def with_end(self, status: str) -> str:
-        """Return a status with the trial's end, by itself, by a rule or by the user."""
+        """Return a status with the trial's end, by itself, by a rule or by the user, and whether it breaks a limit."""
         if self.stopped_s is not None:
-            return f"{status} (by the user at {self.iterations})" if status == "stopped" else f"{status} (stopped)"
-        by = f" by {self.ended_by}" if self.ended_by else ""
-        return f"{status} (ended at {self.iterations}{by})" if self.ended else status
+            status = f"{status} (by the user at {self.iterations})" if status == "stopped" else f"{status} (stopped)"
+        elif self.ended:
+            by = f" by {self.ended_by}" if self.ended_by else ""
+            status = f"{status} (ended at {self.iterations}{by})"
+        return f"{status}, not feasible" if self.feasible is False else status
 
     @property
     def is_over(self) -> bool:
         """Whether it trains no more, whatever happens: then there is nothing to stop."""
         return self.ended or self.status in ("completed", "failed", "stopped")
+
+    @property
+    def feasible(self) -> bool | None:
+        """Whether it keeps the limits of `also`; None without limits, and before its first report."""
+        return None if self.standing is None else self.standing.feasible
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -363,7 +381,9 @@ class Result:
     @property
     def ranking(self) -> Ranking:
         """The order of its trials' results."""
-        return Ranking(metric=self.metric, mode=self.mode)
+        limited = [one for one in self.also if one.limit_text]
+        limits = (Limit(metric=one.metric, at_most=one.at_most, at_least=one.at_least) for one in limited)
+        return Ranking(metric=self.metric, mode=self.mode, limits=tuple(limits))
 
     @property
     def trials_per_gpu(self) -> int:
@@ -389,12 +409,31 @@ class Result:
     def pareto(self) -> tuple[TrialResult, ...]:
         """Trials that no other beats in `metric` and all of `also`, best first; empty without `also`.
 
-        Each trial counts with its latest report; failed ones do not.
+        Each trial counts with its latest report; failed and infeasible ones do not.
         """
         if not self.also:
             return ()
         objectives = (Objective(metric=self.metric, mode=self.mode), *self.also)
-        return tuple(front([(trial, trial.metrics) for trial in self.trials if trial.status != "failed"], objectives))
+        counting = [one for one in self.trials if one.status != "failed" and one.feasible is not False]
+        return tuple(front([(trial, trial.metrics) for trial in counting], objectives))
+
+    @property
+    def infeasible(self) -> str:
+        """How the best trial breaks its limits, and how many trials keep theirs; empty if it keeps them."""
+        best = self.best
+        if best is None or best.feasible is not False:
+            return ""
+        limited = [one for one in self.also if one.limit_text]
+        kept = sum(bool(trial.feasible) for trial in self.trials)
+        found = ", ".join(
+            f"{one.metric}={best.metrics[one.metric]:.6g}" if one.metric in best.metrics else f"no {one.metric}"
+            for one in limited
+        )
+        limits = ", ".join(f"{one.metric} {one.limit_text}" for one in limited)
+        others = (
+            "no trial is" if not kept else f"{counted(kept, 'trial')} stopped earlier {'is' if kept == 1 else 'are'}"
+        )
+        return f"the best trial is not feasible ({found}; limits: {limits}); {others}"
 
     @property
     def asked_deadline_s(self) -> float | None:
@@ -649,6 +688,7 @@ def _trial(state: State, trial: int, config: Mapping[str, Any], seed: int) -> Tr
         seed=seed,
         ended=record.ended,
         stopped_s=None if record.stopped_at is None else record.stopped_at - state.started_at,
+        standing=standing(state, record) if state.job.limits else None,
         checkpoints=tuple(_saved(state, record)),
     )
 

@@ -31,6 +31,7 @@ _OF_TRIALS = (
     "status",
     "iterations",
     "ended",
+    "feasible",
     "stopped_s",
     "failures",
     "failure",
@@ -61,6 +62,7 @@ def trial_rows(result: Result) -> list[Row]:
         row |= {f"config.{name}": value for name, value in _flat(trial.configuration)}
         row |= {_column(name): trial.metrics.get(name) for name in metrics}
         row |= {"iterations": trial.iterations, "ended": trial.ended, "stopped_s": trial.stopped_s}
+        row |= {} if trial.feasible is None else {"feasible": trial.feasible}
         row |= {"failures": trial.failures, "failure": trial.failure}
         row |= {"gpu_s": gpu_s[trial.trial], "cost_usd": cost_usd[trial.trial]}
         row["checkpoint"] = None if trial.checkpoint is None else trial.checkpoint.url
@@ -254,6 +256,7 @@ def _best(result: Result) -> list[str]:
     metrics = {result.metric: best.metrics[result.metric], **best.metrics}
     found = ", ".join(f"{name}={_value(value)}" for name, value in metrics.items())
     lines = [f"best: {found} (trial {best.trial}, {counted(best.iterations, 'iteration')})"]
+    lines += [result.infeasible] if result.infeasible else []
     if result.also:
         objectives = [f"{result.metric} ({result.mode})", *(one.title for one in result.also)]
         trials = ", ".join(str(trial.trial) for trial in result.pareto[:_MOST_TRIALS])

@@ -26,7 +26,7 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, TrialFailed
 from rubberband.executor.core.forecast import Forecast, expected_iterations, forecast
 from rubberband.executor.core.limits import fails_to_start
-from rubberband.executor.core.ranking import best_trial
+from rubberband.executor.core.ranking import best_trial, standing
 from rubberband.executor.core.state import Phase, State
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox, asked_limits, is_hosted
@@ -66,6 +66,7 @@ def summary_of(header: Header, controller: Controller, now: float) -> Summary:
     cost_usd = profile_usd + (bill_usd(state, as_of) if begun else 0.0)
     month_at = month_begin(as_of + header.offset_s)
     best = best_trial(state)
+    found = None if best is None else standing(state, best)
     return Summary(
         trials=len(state.trials),
         stages=len(job.stages),
@@ -91,8 +92,9 @@ def summary_of(header: Header, controller: Controller, now: float) -> Summary:
         max_cost_usd=None if job.max_cost_usd is None else profile_usd + job.max_cost_usd,
         metric=job.metric,
         mode=job.mode,
-        best_value=None if best is None else best.metric(job.metric),
+        best_value=None if found is None else found.value,
         best_trial=None if best is None else best.trial,
+        best_feasible=None if found is None else found.feasible,
     )
 
 

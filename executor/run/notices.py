@@ -254,7 +254,8 @@ class NoticeSource:
         after = f"after {duration(summary.jct_s)}"
         cost = self._amount(summary.cost_usd)
         best = best_trial(controller.state)
-        score = "" if best is None else f"best {summary.metric} {best.metric(summary.metric):.6g} by trial {best.trial}"
+        note = ", which is not feasible" if summary.best_feasible is False else ""
+        score = "" if best is None else f"best {summary.metric} {summary.best_value:.6g} by trial {best.trial}{note}"
         reason, name = _short(controller.state.reason), controller.job.name
         if state is ExperimentState.DONE:
             planned = (

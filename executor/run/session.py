@@ -248,6 +248,7 @@ def make_backend(
             metric_of=curves(job, seed),
             clock=clock,
             faults=noise,
+            limits=job.limits,
             checkpoint_every=1 if job.offer.spot is None else job.offer.spot.checkpoint_iterations,
         )
     return make_ray_backend(

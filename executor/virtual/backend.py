@@ -38,6 +38,7 @@ from rubberband.values.adaptive import BatchUse
 from rubberband.values.balance import BalanceUse
 from rubberband.values.offer import Offer
 from rubberband.values.profile import Profile
+from rubberband.values.ranking import Limit
 
 
 def by_trial(trial: int, iterations: int) -> float:
@@ -56,6 +57,15 @@ def curves(job: Job, seed: object) -> Callable[[int, int], float]:
     """Return the metric of the trials of a job, which improves with each iteration, in the direction of its mode."""
     by = by_trial if job.has_sync else shuffled(job.num_trials, seed)
     return by if job.mode == "max" else lambda trial, iterations: 1.0 - by(trial, iterations)
+
+
+def within(limit: Limit, trial: int) -> float:
+    """Return the value of a metric with a limit: it breaks it for every fourth trial."""
+    breaks = trial % 4 == 3
+    if limit.at_most is None:
+        assert limit.at_least is not None, "a limit has a bound"
+        return limit.at_least - breaks
+    return limit.at_most + breaks
 
 
 BatchesOf = Callable[[int, int, Gang, float], tuple[BatchUse, ...]]
@@ -109,13 +119,15 @@ class VirtualBackend:
         pace_of: Callable[[int], float] = lambda trial: 1.0,
         batches_of: BatchesOf = fixed_batch,
         checkpoint_every: int = 1,
+        limits: Sequence[Limit] = (),
         lease_s: float | None = None,
         ready_timeout_s: float = math.inf,
     ) -> None:
         """`metric_of(trial, iterations)` is what a trial reports.
 
         `slowdown` multiplies the profile's iterations of all trials, `pace_of(trial)` those of one.
-        `batches_of(trial, iterations, gang, iteration_s)` are the batch sizes in a report. A trial writes a checkpoint
+        `batches_of(trial, iterations, gang, iteration_s)` are the batch sizes in a report. A trial also reports the
+        metrics that have `limits`, of which every fourth trial breaks all. A trial writes a checkpoint
         every `checkpoint_every` iterations, and at the end of its stage. Leases are of `lease_s` (None: ten minutes, or
         twice what an instance takes to be ready); an instance whose workers are not warm `ready_timeout_s` after the
         driver saw it run is given up as lost.
@@ -129,6 +141,7 @@ class VirtualBackend:
         self._pace_of = pace_of
         self._batches_of = batches_of
         self._checkpoint_every = checkpoint_every
+        self._limits = limits
         lease_s = max(LEASE_S, 2.0 * offer.init_delay_s) if lease_s is None else lease_s
         self.provider = VirtualProvider(
             name, self.clock, offer=offer, lease_s=lease_s, faults_of=self.fault_model.instance, by_worker=True
@@ -326,7 +339,10 @@ class VirtualBackend:
             trial=start.trial,
             attempt=start.attempt,
             iterations=iterations,
-            metrics={self._metric: self._metric_of(run.curve, iterations)},
+            metrics={
+                self._metric: self._metric_of(run.curve, iterations),
+                **{limit.metric: within(limit, start.trial) for limit in self._limits},
+            },
             checkpoint=checkpoint,
             saved_iterations=run.saved if run.saved < iterations else None,
             batches=self._batches_of(start.trial, iterations, start.gang, run.iteration_s),

@@ -81,6 +81,8 @@ class SummaryView(Answer):
     mode: Literal["max", "min"]
     best_value: float | None
     best_trial: int | None
+    best_feasible: bool | None
+    """Whether the best trial keeps the limits of `also`; null without limits."""
 
 
 class ExperimentView(Answer):
@@ -189,6 +191,8 @@ class Best(Answer):
     iterations: int
     configuration: dict[str, Any]
     metrics: dict[str, float | None]
+    feasible: bool | None
+    """Whether it keeps the limits of `also`; null without limits."""
 
 
 class GrantedLimits(Answer):
@@ -263,6 +267,8 @@ class TrialView(Answer):
     """Metrics of its latest report; null for values that are not finite."""
     failures: int
     failure: str | None
+    feasible: bool | None
+    """Whether its latest report keeps the limits of `also`; null without limits, and before its first report."""
     checkpoint: dict[str, Any] | None
     bracket: int | None
     """The bracket that it belongs to; null where there is only one."""

@@ -133,7 +133,7 @@ def best(
     if out is not None:
         print(f"wrote {result.save_best(out)}", file=sys.stderr)
     if output is TextFormat.json:
-        names = ("trial", "configuration", "metrics", "iterations", "checkpoint", "schedule")
+        names = ("trial", "configuration", "metrics", "iterations", "feasible", "checkpoint", "schedule")
         values = {key: plain(getattr(found, key)) for key in names}
         print_json({"schema": "rubberband.best/1", "name": result.name, "metric": result.metric, **values})
         return
@@ -299,10 +299,12 @@ class Listed:
 
 def _listed(view: ExperimentView) -> Listed:
     from rubberband.states import EXPLAINED
+    from rubberband.values.ranking import Standing
     from rubberband.views.formatting import printable
 
     summary = view["summary"]
     best = summary["best_value"]
+    note = Standing(value=best, feasible=summary.get("best_feasible")).note
     return Listed(
         name=view["name"],
         state=view["state"],
@@ -311,7 +313,7 @@ def _listed(view: ExperimentView) -> Listed:
         jct_s=summary["jct_s"],
         cost_usd=summary["cost_usd"],
         unit=view["summary"].get("unit", "USD"),
-        best="" if best is None else f"{summary['metric']}={best:.6g} (trial {summary['best_trial']})",
+        best="" if best is None else f"{summary['metric']}={best:.6g} (trial {summary['best_trial']}{note})",
         reason=printable(view["reason"]) if view["state"] in EXPLAINED else "",
         tags=view.get("tags", ()),
         note=view.get("note", ""),

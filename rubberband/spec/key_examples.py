@@ -23,7 +23,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
         "track": ["csv", "tensorboard"],
         "notify": ["SLACK_WEBHOOK_URL"],
     },
-    "Also": {"metric": "latency"},
+    "Also": {"metric": "latency_ms", "at_most": 20, "at_least": 1},
     "Asha": {"num_samples": 64, "max_t": 81, "grace_period": 1, "reduction_factor": 3},
     "AsyncTimesWords": {"compute_s": 0.2, "up_s": 0.01, "server_s": 0.002, "down_s": 0.01},
     "AsyncWords": {"updates_per_iteration": 500, "overhead_s": 1.5, "servers": 2, "largest_shard": 0.6, "blend": 0.5},

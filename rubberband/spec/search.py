@@ -37,6 +37,7 @@ from rubberband.spec.space import DOMAINS, DomainType, check_names, parse, plain
 from rubberband.spec.stopping import Stop, idle
 from rubberband.units import counted, shown
 from rubberband.values.plan import SizeKey, Stage
+from rubberband.values.ranking import Limit, Ranking
 from rubberband.values.schedulers import Ladder
 from rubberband.values.stopping import StopRules
 
@@ -411,13 +412,45 @@ _START = 10
 _OPTIONAL = ("points_to_evaluate", "evaluated_rewards", "also", "stop")
 
 
+Bound = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+
+
 class Also(Words):
     """A metric that is reported beside the one that ranks."""
 
     metric: Annotated[str, Field(min_length=1)]
     """Its key in the reported metrics."""
     mode: Literal["min", "max"]
-    """Whether a lower or a higher value is better."""
+    """Whether a lower or a higher value is better; with one limit it follows: min from at_most."""
+    at_most: Bound | None = None
+    """Highest value of a feasible trial. Trials that exceed it, or do not report the metric, rank behind the others."""
+    at_least: Bound | None = None
+    """Lowest value of a feasible trial."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        found = super().__get_pydantic_json_schema__(schema, handler)
+        handler.resolve_ref_schema(found)["required"].remove("mode")
+        return found
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_mode(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or "mode" in data:
+            return data
+        given = [key for key in ("at_most", "at_least") if data.get(key) is not None]
+        return {**data, "mode": "min" if given == ["at_most"] else "max"} if len(given) == 1 else data
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Also:
+        if self.at_most is not None and self.at_least is not None and self.at_least > self.at_most:
+            raise fault(f"is more than at_most={self.at_most:g}, so no trial is feasible; lower it", at="at_least")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        words: dict[str, Any] = serialize(self)
+        return {key: value for key, value in words.items() if value is not None}
 
 
 class Search(Words):
@@ -437,7 +470,8 @@ class Search(Words):
     mode: Literal["min", "max"]
     """Whether a lower or a higher metric is better."""
     also: tuple[Also, ...] = ()
-    """Metrics that are shown beside the one that ranks, with the trials that no other beats in all of them (Pareto)."""
+    """Metrics that are shown beside the one that ranks, with the trials that no other beats in all of them (Pareto).
+    Where one has a limit (at_most, at_least), trials that keep it rank before those that do not."""
     stop: Stop = Field(default_factory=Stop.model_construct)
     """Rules by which trials, and the whole search, end before the plan does."""
 
@@ -486,6 +520,10 @@ class Search(Words):
             )
         if self.sampler.multi_objective:
             raise InputError("evaluated_rewards are of one metric, and the sampler is multi_objective; leave them out")
+        if self.limits:
+            raise InputError(
+                f"evaluated_rewards say nothing of {self.limits[0].metric}, which has a limit; leave them out"
+            )
         if rewards != points:
             raise InputError(
                 f"evaluated_rewards has {rewards} numbers and points_to_evaluate {points} points; give one for each"
@@ -522,6 +560,17 @@ class Search(Words):
     def idle_rules(self) -> Iterator[tuple[Path, str]]:
         """Iterate over the keys of `stop` that can never act, each with the reason and the fix."""
         return idle(self.stop, self.scheduler.brackets(), self.metric, self.mode)
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """The limits of `also`."""
+        limited = [one for one in self.also if one.at_most is not None or one.at_least is not None]
+        return tuple(Limit(metric=one.metric, at_most=one.at_most, at_least=one.at_least) for one in limited)
+
+    @property
+    def ranking(self) -> Ranking:
+        """The order of its results."""
+        return Ranking(metric=self.metric, mode=self.mode, limits=self.limits)
 
     def require_sampler(self) -> None:
         """Raise InputError if the sampler needs a library that is not installed."""

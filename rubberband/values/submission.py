@@ -136,6 +136,8 @@ class Summary:
     mode: Literal["max", "min"] = "max"
     best_value: float | None = None
     best_trial: int | None = None
+    best_feasible: bool | None = None
+    """Whether the best trial keeps the limits of `also`; None without limits."""
 
     def month_usd(self, now: float) -> float:
         """Return what it has spent in the month (UTC) of `now` (Unix time)."""

@@ -467,6 +467,7 @@ def best_card(result: Result) -> Card:
     best = result.best
     value = None if best is None else best.metrics.get(result.metric)
     note = "no report yet" if best is None else f"trial {best.trial}, {counted(best.iterations, 'iteration')}"
+    note += "" if best is None or best.standing is None else best.standing.note
     return Card(f"best {printable(result.metric)}", "-" if value is None else number(value), (note,))
 
 

@@ -32,7 +32,7 @@ def lead(result: Result, trial: TrialResult) -> str:
 
     Empty without two trials that have a metric.
     """
-    others = [one for one in ranked(result) if one.trial != trial.trial]
+    others = [one for one in ranked(result) if one.trial != trial.trial and one.feasible in (None, trial.feasible)]
     ours = _value(result, trial)
     theirs, other = next(((value, one) for one in others if (value := _value(result, one)) is not None), (None, None))
     if ours is None or theirs is None or other is None:

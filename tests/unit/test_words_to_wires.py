@@ -189,6 +189,8 @@ LINES: dict[str, Line] = {
     "Plateau.std": (FLAT, "search.stop.no_improvement.plateau.std", 0.1, 0.2),
     "Plateau.reports": (FLAT, "search.stop.no_improvement.plateau.reports", 0, 5),
     "Also.metric": (_with(LEARNS, search__sampler__multi_objective=True), "search.also.0.metric", "size", "width"),
+    "Also.at_most": (LEARNS, "search.also.0.at_most", 3, 4),
+    "Also.at_least": (LEARNS, "search.also.0.at_least", 3, 4),
     "Also.mode": (_with(LEARNS, search__sampler__multi_objective=True), "search.also.0.mode", "min", "max"),
     "Sampler.type": (LOCAL, "search.sampler.type", "random", "quasi"),
     "Sampler.sampler": (LEARNS, "search.sampler.sampler", "tpe", "nsgaii"),
@@ -470,6 +472,7 @@ header.configurations: Search.sampler, Search.points_to_evaluate, Sampler.type
 drawn: Search.evaluated_rewards, Search.also, Also.metric, Also.mode, Sampler.sampler, Sampler.multi_objective
 job.metric segment.metric: Search.metric
 job.mode: Search.mode
+job.limits: Also.at_most, Also.at_least
 header.configurations header.data_seed header.seeds segment.data_seed segment.seed: Sampler.seed
 header.configurations header.seeds job.stages plan: Pbt.population, Sha.num_samples, Asha.num_samples,
     NoScheduler.num_samples, WrittenStage.trials

@@ -40,7 +40,7 @@ from rubberband.executor.core.history import (
     TrialCut,
 )
 from rubberband.executor.core.job import Job
-from rubberband.executor.core.ranking import best_trial
+from rubberband.executor.core.ranking import best_trial, standing
 from rubberband.executor.core.state import UNDER_WAY, LaneState, Phase, StageRecord, State, TrialState, TrialStatus
 from rubberband.units import counted, duration, format_usd, gpus_each, in_unit
 from rubberband.values.offer import slots
@@ -381,7 +381,7 @@ class Narrator:
         parts = []
         if stage.ranking:
             best = state.trials[stage.ranking[0]]
-            parts.append(f"best {job.metric}={_metric(job, best)} (trial {best.trial}{_batch(best)})")
+            parts.append(f"best {job.metric}={_metric(job, best)} (trial {best.trial}{_note(state, best)})")
         if stage.ranking and stage.stage + 1 < job.bracket_of(stage.stage).end_stage:
             promoted = job.promoted(stage)
             stopped = len(stage.ranking) - len(promoted)
@@ -432,7 +432,7 @@ class Narrator:
         if state.course == "finished" and state.ended_at is not None:
             best, found = best_trial(state), "no trial reported"
             if best is not None:
-                which = f"trial {best.trial}, {counted(best.iterations, 'iteration')}{_batch(best)}"
+                which = f"trial {best.trial}, {counted(best.iterations, 'iteration')}{_note(state, best)}"
                 found = f"best {self._job.metric}={_metric(self._job, best)} ({which})"
             cost_usd = bill_usd(state, state.ended_at)
             how = "stopped to keep the budget" if state.outcome == "budget" else state.outcome
@@ -462,6 +462,11 @@ def _forecast(state: State) -> str:
 
 def _trials(trials: Sequence[int]) -> str:
     return f"trial{'' if len(trials) == 1 else 's'} {listed(trials)}"
+
+
+def _note(state: State, trial: TrialState) -> str:
+    """Return a remark on the best trial beside its metric: its batch size, and whether it is feasible."""
+    return _batch(trial) + standing(state, trial).note
 
 
 def _batch(trial: TrialState) -> str:

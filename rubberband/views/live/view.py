@@ -29,13 +29,14 @@ from rubberband.executor.core.events import Event
 from rubberband.executor.core.forecast import Forecast, expected_iterations, forecast
 from rubberband.executor.core.history import Promotion
 from rubberband.executor.core.job import Job
-from rubberband.executor.core.ranking import best_trial
+from rubberband.executor.core.ranking import best_trial, standing
 from rubberband.executor.core.state import LaneState, Phase, StageRecord, State, TrialState, TrialStatus
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
 from rubberband.executor.run.driver import Observer
 from rubberband.units import counted, duration, gpus_each, in_unit
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.balance import BalanceUse
+from rubberband.values.ranking import Standing
 from rubberband.views.formatting import ends, hanging, number, unequal, usd, usd_decimals
 from rubberband.views.live.narration import Narrator
 from rubberband.views.report.tables import update_line
@@ -87,8 +88,8 @@ class Progress:
 
     job: Job
     stages: tuple[StageProgress, ...]
-    best: tuple[int, float] | None
-    """Trial and metric."""
+    best: tuple[int, Standing] | None
+    """Trial, and its standing."""
     batch_sizes: tuple[int, ...]
     """Last reported by the running trials; empty if the batch is fixed."""
     balances: tuple[tuple[int, BalanceUse], ...]
@@ -129,12 +130,12 @@ class Progress:
 def observe(job: Job, state: State) -> Progress:
     """Return the progress of `state`, without references to parts that will change."""
     best = best_trial(state)
-    value = None if best is None else best.metric(job.metric)
+    found = None if best is None else standing(state, best)
     latest = [(trial.trial, trial.reports[-1]) for trial in state.running() if trial.reports]
     return Progress(
         job=job,
         stages=tuple(_stage(job, state, stage) for stage in range(len(job.stages))),
-        best=None if best is None or value is None else (best.trial, value),
+        best=None if best is None or found is None or found.value is None else (best.trial, found),
         batch_sizes=tuple(report.batches[-1].batch_size for _, report in latest if report.batches),
         balances=tuple((trial, report.balance) for trial, report in latest if report.balance is not None),
         updates=tuple((trial, report.updates) for trial, report in latest if report.updates is not None),
@@ -399,8 +400,9 @@ def summary(progress: Progress, now: float, *, is_rehearsal: bool = False) -> li
     cap += f" {job.offer.unit}" + (" (max_cost)" if cap else "")
     lines = []
     if progress.best is not None:
-        trial, value = progress.best
-        lines.append(Text(f"best      {job.metric}={number(value)} (trial {trial})", style="bold green"))
+        trial, found = progress.best
+        text = f"best      {job.metric}={number(found.value or 0.0)} (trial {trial}{found.note})"
+        lines.append(Text(text, style="bold green"))
     time = Text(f"time      {duration(elapsed_s)}{within}")
     cost = Text(f"cost      {usd(spent_usd, decimals)}{cap}")
     if progress.phase not in (Phase.ENDING, Phase.FINISHED):

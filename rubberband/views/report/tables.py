@@ -57,6 +57,7 @@ def headlines(result: Result) -> list[str]:
     if best is None:
         return [*lines, "best: no trial has reported yet" if result.outcome == "unfinished" else "best: none"]
     lines.append(f"best: {_metrics_line(result, best)}")
+    lines += [printable(result.infeasible)] if result.infeasible else []
     changed = f" (since iteration {best.schedule[-1].after + 1})" if best.schedule else ""
     lines.append(f"configuration: {config_line(best.configuration) or 'empty'}{changed}")
     if best.checkpoint is not None:
@@ -109,7 +110,7 @@ def best_lines(result: Result) -> list[str]:
     """Return the best trial's metrics, a line for each value of its configuration, and its checkpoint."""
     best = result.best
     assert best is not None, "the caller has made sure that there is one"
-    lines = [_metrics_line(result, best)]
+    lines = [_metrics_line(result, best), *([printable(result.infeasible)] if result.infeasible else [])]
     lines += [f"  {printable(str(name))}: {setting(value)}" for name, value in best.configuration.items()]
     if best.checkpoint is not None and not best.checkpoint.url.startswith("virtual:"):
         lines.append(f"checkpoint: {printable(best.checkpoint.url)} ({format_bytes(best.checkpoint.size_bytes)})")
@@ -120,7 +121,8 @@ def best_lines(result: Result) -> list[str]:
 
 def _metrics_line(result: Result, best: TrialResult) -> str:
     others = " ".join(f"{printable(k)}={number(v)}" for k, v in sorted(best.metrics.items()) if k != result.metric)
-    after = f"trial {best.trial}, {counted(best.iterations, 'iteration')}"
+    note = "" if best.standing is None else best.standing.note
+    after = f"trial {best.trial}, {counted(best.iterations, 'iteration')}{note}"
     return f"{printable(result.metric)}={measured(best, result.metric)} ({after}){'; ' if others else ''}{others}"
 
 
