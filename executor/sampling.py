@@ -20,9 +20,10 @@ from rubberband.executor.core.events import TrialForked, TrialsDrawn
 from rubberband.executor.core.forking import givers, takers
 from rubberband.executor.core.state import LaneState, State, TrialState, TrialStatus
 from rubberband.spec.samplers import Configuration, Path, configured, hashed, leaves, sample, trial_seed
-from rubberband.spec.search import Search
+from rubberband.spec.search import Also, Search
 from rubberband.spec.space import DOMAINS, Domain, SubSpace, canonical
 from rubberband.units import counted
+from rubberband.values.ranking import Limit
 
 if TYPE_CHECKING:
     import optuna
@@ -50,17 +51,19 @@ def draw(
     trials: Sequence[int],
     now: Callable[[], float],
 ) -> TrialsDrawn:
-    """Return the configurations of `trials`, which are consecutive and about to start; `drawn` are those before.
+    """Return the configurations of `trials`, all repeats of which are about to start; `drawn` are those before.
 
     Without enough results they are drawn at random, as the sampler `random` does.
     """
-    first, name = trials[0], search.sampler.algorithm
+    name, repeats = search.sampler.algorithm, search.repeats
+    first, count = trials[0] // repeats, len(trials) // repeats
     if not search.sampler.learns:
-        every = sample(
-            search.space, search.sampler.type, first + len(trials), search.sampler.seed, search.points_to_train
-        )
+        every = sample(search.space, search.sampler.type, first + count, search.sampler.seed, search.points_to_train)
         return TrialsDrawn(
-            occurred_at=now(), first_trial=first, configurations=tuple(every[first:]), reason=f"by the {name} sampler"
+            occurred_at=now(),
+            first_trial=trials[0],
+            configurations=_repeated(every[first:], repeats),
+            reason=f"by the {name} sampler",
         )
     enough = search.results_needed
     iterations, known = known_results(search, state, drawn, enough)
@@ -68,8 +71,15 @@ def draw(
     reason = f"by {name} from {counted(results, 'result')} after {counted(iterations, 'iteration')}"
     if results < enough:
         reason = f"at random: {name} needs {counted(enough, 'result')} and there are {results}"
-    proposed = propose(search, known, first, len(trials))
-    return TrialsDrawn(occurred_at=now(), first_trial=first, configurations=tuple(proposed), reason=reason)
+    proposed = propose(search, known, first, count)
+    return TrialsDrawn(
+        occurred_at=now(), first_trial=trials[0], configurations=_repeated(proposed, repeats), reason=reason
+    )
+
+
+def _repeated(configurations: Sequence[Configuration], repeats: int) -> tuple[Configuration, ...]:
+    """Return the configuration of each trial: all repeats of one have the same."""
+    return tuple(configuration for configuration in configurations for _ in range(repeats))
 
 
 def explore(
@@ -145,13 +155,14 @@ def known_results(
         Known(configuration=point, values=(value,))
         for point, value in zip(search.points_to_evaluate, search.evaluated_rewards, strict=False)
     ]
-    done = sorted((len(state.trials[trial].reports) for trial in drawn), reverse=True)
+    of = {trial: state.trials[trial : trial + search.repeats] for trial in drawn if trial % search.repeats == 0}
+    done = sorted((_reports_of(repeats) for repeats in of.values()), reverse=True)
     iterations = max(1, done[min(max(1, enough - len(given)), len(done)) - 1] if done else 1)
     objectives = search.objectives
     found = {
-        trial: _metrics_after(state.trials[trial], iterations)
-        for trial in drawn
-        if iterations > state.trials[trial].inherited  # until there, another configuration was trained
+        trial: _mean_after(search, repeats, iterations)
+        for trial, repeats in of.items()
+        if iterations > repeats[0].inherited  # until there, another configuration was trained
     }
     values = {
         trial: None if metrics is None else tuple(metrics.get(metric, math.nan) for metric, _ in objectives)
@@ -178,6 +189,28 @@ def known_results(
             for known in trained
         ]
     return iterations, [*given, *trained]
+
+
+def _reports_of(repeats: Sequence[TrialState]) -> int:
+    """Return the reports of a configuration: those of its repeat that is behind, of those that did not fail."""
+    left = [trial for trial in repeats if trial.status is not TrialStatus.FAILED]
+    return min(len(trial.reports) for trial in left or repeats)
+
+
+def _mean_after(search: Search, repeats: Sequence[TrialState], iterations: int) -> Mapping[str, float] | None:
+    """Return the mean of a configuration's repeats after `iterations`; None as long as one of them may come."""
+    if len(repeats) == 1:
+        return _metrics_after(repeats[0], iterations)
+    found = [_metrics_after(trial, iterations) for trial in repeats]
+    known = [metrics for metrics in found if metrics is not None]
+    if len(known) < len(found):
+        return None
+    learnt = replace(search.ranking, limits=(*search.ranking.limits, *map(_unlimited, search.also)))
+    return learnt.mean([metrics for metrics in known if metrics] or [{}])
+
+
+def _unlimited(one: Also) -> Limit:
+    return Limit(metric=one.metric)
 
 
 def _metrics_after(trial: TrialState, iterations: int) -> Mapping[str, float] | None:

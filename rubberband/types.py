@@ -548,6 +548,9 @@ class SearchDict(TypedDict, total=False):
     """Name of a parameter -> its domain or constant."""
     scheduler: Required[ShaDict | AshaDict | HyperbandDict | NoSchedulerDict | WrittenStagesDict | PbtDict]
     sampler: SamplerDict
+    repeats: int
+    """How often each configuration is trained, each time by a trial with a seed of its own. Configurations are
+    ranked by the mean of their trials, which are promoted or stopped together."""
     points_to_evaluate: Sequence[Mapping[str, Any]]
     """Configurations of the first trials; what a point leaves out is drawn by the sampler."""
     evaluated_rewards: Sequence[float]

@@ -387,7 +387,7 @@ def row(submission: Submission, now: float) -> Row:
         best=""
         if summary.best_value is None
         else f"{printable(summary.metric)} {number(summary.best_value)}"
-        + (", not feasible" if summary.best_feasible is False else ""),
+        + (f", {summary.best_note}" if summary.best_note else ""),
         at=summary.started_at or submission.created_at,
         began=summary.started_at is not None,
     )

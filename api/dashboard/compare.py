@@ -110,7 +110,11 @@ def _line(title: str, compared: Sequence[Compared], cell: Callable[[Result], Com
 def _best_line(compared: Sequence[Compared], metric: str, mode: str) -> ComparedRow:
     def value(result: Result) -> float | None:
         is_ours = (result.metric, result.mode) == (metric, mode) and result.best is not None
-        return finite(result.best.metrics.get(metric)) if is_ours and result.best is not None else None
+        if not is_ours or result.best is None:
+            return None
+        standing = result.best.standing
+        mean = None if standing is None else standing.mean
+        return finite(result.best.metrics.get(metric)) if mean is None else mean
 
     def cell(result: Result) -> ComparedFigure:
         found, best = value(result), result.best

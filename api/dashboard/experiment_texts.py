@@ -415,6 +415,7 @@ def _kinds(result: Result) -> list[_Kind]:
     return [
         _Kind("trial", "trial", lambda t: t.trial, lambda t: str(t.trial)),
         _Kind("metric", printable(result.metric), metric, lambda t: measured(t, result.metric)),
+        *(_mean(result) if result.repeats > 1 else ()),
         *(_also(one.metric) for one in result.also),
         _Kind("iterations", "iterations", lambda t: t.iterations, lambda t: str(t.iterations)),
         _Kind("status", "status", status_text, status_text, words=True),
@@ -445,6 +446,24 @@ def _names(trials: Sequence[TrialResult]) -> list[str]:
     """Return parameters in the order of the file, first those that differ between trials."""
     varies = parameters(trials)
     return sorted(varies, key=lambda name: not varies[name])[:_MOST_COLUMNS]
+
+
+def _mean(result: Result) -> tuple[_Kind, ...]:
+    """Return the columns of the configuration's number, and of the mean of its repeats."""
+
+    def mean(trial: TrialResult) -> float | None:
+        return None if trial.standing is None else trial.standing.mean
+
+    def text(trial: TrialResult) -> str:
+        return "-" if trial.standing is None or trial.standing.mean is None else trial.standing.mean_text
+
+    def configuration(trial: TrialResult) -> int:
+        return trial.trial // result.repeats
+
+    return (
+        _Kind("configuration", "configuration", configuration, lambda t: str(configuration(t))),
+        _Kind("mean", f"mean of {result.repeats}", mean, text),
+    )
 
 
 def _also(metric: str) -> _Kind:

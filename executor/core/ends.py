@@ -74,7 +74,9 @@ def note_result(state: State, trial: TrialState) -> None:
     """Take the latest report of a trial into the best result so far."""
     job, report = state.job, trial.reports[-1]
     rule = job.stop.no_improvement
-    if rule is None or (merit := merit_of(job.ranking, report)) is None:
+    if rule is None or any(job.ranking.violations(report.metrics)):  # infeasible results are no improvement
+        return
+    if (merit := merit_of(job.ranking, report)) is None:
         return
     spent_usd = 0.0 if rule.cost_usd is None else bill_usd(state, report.reported_at)
     state.best_so_far.note(merit, trial.trial, report.reported_at, spent_usd, rule.min_delta)
@@ -151,8 +153,8 @@ def reaching(state: State, trials: Sequence[TrialState]) -> TrialState | None:
     for trial in trials:
         if not trial.has_reported or trial.status is TrialStatus.FAILED or not is_saved(state, trial):
             continue
-        merit = merit_of(job.ranking, trial.reports[-1])
-        if merit is not None and merit >= least:
+        merit, is_feasible = merit_of(job.ranking, trial.reports[-1]), not any(job.ranking.violations(trial.metrics))
+        if merit is not None and merit >= least and is_feasible:
             return trial
     return None
 

@@ -94,6 +94,8 @@ class Job:
     """The most instances that each lane may have; empty: the offer's, of the one lane."""
     speeds: Mapping[str, float] = field(default_factory=dict)
     """Type that may be used instead of the offer's -> speed of one of its GPUs over that of the offer's."""
+    repeats: int = 1
+    """Trials of each configuration, with seeds of their own, whose numbers follow each other; stages count trials."""
     limits: tuple[Limit, ...] = ()
     """Limits of metrics that a trial has to keep: those that break one rank behind the others."""
     balances: bool = True
@@ -105,7 +107,7 @@ class Job:
     @property
     def ranking(self) -> Ranking:
         """The order of its trials' results."""
-        return Ranking(metric=self.metric, mode=self.mode, limits=self.limits)
+        return Ranking(metric=self.metric, mode=self.mode, limits=self.limits, repeats=self.repeats)
 
     @property
     def is_divided(self) -> bool:
@@ -198,11 +200,12 @@ class Job:
 
     def promoted(self, stage: StageRecord) -> tuple[int, ...]:
         """The trials that go on after a stage's SYNC, best first; after the last one of a bracket its whole ranking."""
-        is_last = stage.stage + 1 == self.bracket_of(stage.stage).end_stage
-        if is_last:
+        if stage.stage + 1 == self.bracket_of(stage.stage).end_stage:
             return stage.ranking
+        most = self.stages[stage.stage + 1].trials // self.repeats
+        best = {*[*dict.fromkeys(trial // self.repeats for trial in stage.ranking)][:most]}
         revived = (trial for trial in stage.forked if trial not in stage.ranking)
-        return (*stage.ranking[: self.stages[stage.stage + 1].trials], *revived)
+        return (*(trial for trial in stage.ranking if trial // self.repeats in best), *revived)
 
 
 def raised(limit: float | None, asked: float | None) -> float | None:

@@ -10,6 +10,7 @@ from rubberband.executor.core import instances
 from rubberband.executor.core.events import Command
 from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.history import InstanceCapChanged, Promotion
+from rubberband.executor.core.ranking import repeats_of
 from rubberband.executor.core.state import LaneState, TrialStatus
 from rubberband.executor.core.trials import pause
 
@@ -24,22 +25,25 @@ def promote(lane: LaneState) -> None:
         rung = _last_hope(lane) if found is None else found[0]
         if rung is None:
             break
-        trial = state.trials[rungs.promote(rung)]
-        trial.rung = rung + 1
-        state.history.add(Promotion(at_s=state.elapsed_s(state.now), trial=trial.trial, rung=rung + 1))
-        if trial.ended:
-            pause(lane, trial)
-            continue
-        state.put(trial, TrialStatus.QUEUED)
-        waiting += 1
+        first = rungs.promote(rung) * lane.job.repeats
+        repeats = state.trials[first : first + lane.job.repeats]
+        for trial in [one for one in repeats if one.status is TrialStatus.PAUSED and one.rung == rung]:
+            trial.rung = rung + 1
+            state.history.add(Promotion(at_s=state.elapsed_s(state.now), trial=trial.trial, rung=rung + 1))
+            if trial.ended:
+                pause(lane, trial)
+                continue
+            state.put(trial, TrialStatus.QUEUED)
+            waiting += 1
 
 
 def pending_configs(lane: LaneState) -> tuple[int, ...]:
     """Return the trials for which there is a slot, and no configuration yet."""
     if not lane.job.draws:
         return ()
-    waiting = lane.waiters.first(lane.room)
-    return tuple(trial.trial for trial in waiting if not lane.state.has_config(trial))
+    lacking = [trial for trial in lane.waiters.first(lane.room) if not lane.state.has_config(trial)]
+    every = dict.fromkeys(one.trial for trial in lacking for one in repeats_of(lane.state, trial))
+    return tuple(every)
 
 
 def _last_hope(lane: LaneState) -> int | None:
@@ -54,16 +58,25 @@ def _last_hope(lane: LaneState) -> int | None:
     return lane.rungs.highest()
 
 
+def _awaits_repeats(lane: LaneState) -> bool:
+    """Whether repeats have ended a rung and wait for others of their configuration: all of them may go on then."""
+    if lane.job.repeats == 1:
+        return False
+    running = [trial for trial in lane.runners.sorted() if not lane.ends_last_rung(trial)]
+    return any(one.status is TrialStatus.PAUSED for trial in running for one in repeats_of(lane.state, trial))
+
+
 def release_idle(lane: LaneState) -> list[Command]:
     """Give back instances without a trial, once no trial waits: no more slots are ever needed than trials run then.
 
-    A result makes at most one trial go on, and its own slot is free. But a trial on an instance that is left soon needs
-    a slot elsewhere. Before a SYNC, what the next stage holds is kept.
+    A result makes at most one configuration go on, and the slots of its trials are free, as none is given back while
+    repeats wait for each other. But a trial on an instance that is left soon needs a slot elsewhere. Before a SYNC,
+    what the next stage holds is kept.
     """
     if lane.job.has_sync:
         return instances.release_unneeded(lane)
     lane.needs = lane.needed_instances
-    if lane.waiters or lane.rungs.promotable() is not None:
+    if lane.waiters or lane.rungs.promotable() is not None or _awaits_repeats(lane):
         return []
     held = lane.held
     idle = [record for record in held.live if not lane.runners.uses(record.instance)]

@@ -11,7 +11,8 @@ from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.forking import discard, rewind
 from rubberband.executor.core.history import InstanceCapChanged, Setback
 from rubberband.executor.core.placement import place
-from rubberband.executor.core.state import GangRun, LaneState, State, TrialReport, TrialState, TrialStatus
+from rubberband.executor.core.ranking import merit, repeats_of
+from rubberband.executor.core.state import UNDER_WAY, GangRun, LaneState, State, TrialReport, TrialState, TrialStatus
 
 SHORTEST_HANG_S = 60.0
 """A trial that trains is never taken to hang before this long without a report, unless the user set a timeout."""
@@ -145,11 +146,19 @@ def note_end(lane: LaneState, trial: TrialState) -> None:
 def pause(lane: LaneState, trial: TrialState) -> None:
     """The trial has ended its rung, where its result counts at once; at the last one it is done, or waits for SYNC."""
     job = lane.job
-    lane.rungs.record(trial.rung, job.ranking.merit(trial.metrics), trial.trial)
     if trial.rung == 0 and trial.last_stage == job.bracket_of(trial.last_stage).first_stage:
         lane.state.best_so_far.note_end(trial.trial)
     is_done = not job.has_sync and lane.ends_last_rung(trial)
     lane.state.put(trial, TrialStatus.COMPLETED if is_done else TrialStatus.PAUSED)
+    _record(lane, trial)
+
+
+def _record(lane: LaneState, trial: TrialState) -> None:
+    """The configuration's result counts on its rung once all repeats that are left have ended that."""
+    left = [one for one in repeats_of(lane.state, trial) if one.status is not TrialStatus.FAILED]
+    left = [one for one in left if one.stopped_at is None]
+    if left and all(one.status is TrialStatus.PAUSED and one.rung == left[0].rung for one in left):
+        lane.rungs.record(left[0].rung, merit(lane.job.ranking, left), trial.trial // lane.job.repeats)
 
 
 def free(state: State, trial: TrialState, *, at: float | None = None, preempted: bool = False) -> None:
@@ -170,10 +179,12 @@ def stop(state: State, trial: TrialState, *, at: float | None = None, preempted:
 def withdraw(lane: LaneState, trial: TrialState) -> list[Command]:
     """The user stops a trial: it gives its gang back, and is neither started nor promoted again."""
     orders: list[Command] = [stop(lane.state, trial)] if trial.status is TrialStatus.RUNNING else []
-    if trial.status is TrialStatus.PAUSED:
-        lane.rungs.withdraw(trial.rung, trial.trial)
+    others = [one for one in repeats_of(lane.state, trial) if one is not trial and one.status in UNDER_WAY]
+    if trial.status is TrialStatus.PAUSED and not others:
+        lane.rungs.withdraw(trial.rung, trial.trial // lane.job.repeats)
     lane.state.put(trial, TrialStatus.STOPPED)
     trial.stopped_at, lane.has_ended = lane.state.now, True
+    _record(lane, trial)
     return orders + let_go(lane.state, trial)
 
 
@@ -189,6 +200,8 @@ def note_failure(state: State, trial: TrialState, kind: FailureKind, message: st
     trial.failures += 1
     final = kind in FINAL_FAILURES or trial.failures > state.job.max_failures
     state.put(trial, TrialStatus.FAILED if final else TrialStatus.QUEUED)
+    if final:
+        _record(state.lane_of_trial(trial), trial)
 
 
 def go_back(state: State, trial: TrialState, at: float, reason: str) -> None:

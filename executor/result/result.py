@@ -171,7 +171,7 @@ class TrialResult:
     stopped_s: float | None = None
     """Time at which the user stopped it, from the start; None: not by the user."""
     standing: Standing | None = None
-    """Its value in the ranking, where that is more than its metric; None without limits of `also`."""
+    """Its value in the ranking, where that is more than its metric; None without limits of `also` and repeats."""
     checkpoints: tuple[KeptCheckpoint, ...] = ()
     """The checkpoints that are kept, the latest first: two at most while it trains, one once it is stopped."""
     schedule: tuple[ScheduleStep, ...] = ()
@@ -377,13 +377,15 @@ class Result:
     """Ends of trials by rules of `search.stop`, in order."""
     worths: tuple[RestWorth, ...] = ()
     """Looks at the rest: how likely it improves the best, beside its cost. Those with too few reports are left out."""
+    repeats: int = 1
+    """Trials of each configuration, whose numbers follow each other."""
 
     @property
     def ranking(self) -> Ranking:
         """The order of its trials' results."""
         limited = [one for one in self.also if one.limit_text]
         limits = (Limit(metric=one.metric, at_most=one.at_most, at_least=one.at_least) for one in limited)
-        return Ranking(metric=self.metric, mode=self.mode, limits=tuple(limits))
+        return Ranking(metric=self.metric, mode=self.mode, limits=tuple(limits), repeats=self.repeats)
 
     @property
     def trials_per_gpu(self) -> int:
@@ -641,6 +643,7 @@ def summarise(state: State, setup: Mapping[str, Any], now: float) -> Result:
         provider=setup.get("provider", ""),
         unit=job.offer.unit,
         rungs=tuple(_rungs(state)),
+        repeats=job.repeats,
         also=tuple(Objective(**entry) for entry in setup.get("experiment", {}).get("search", {}).get("also", ())),
         ended_by=state.ended_by,
         cuts=tuple(state.history.of(TrialCut)),
@@ -688,7 +691,7 @@ def _trial(state: State, trial: int, config: Mapping[str, Any], seed: int) -> Tr
         seed=seed,
         ended=record.ended,
         stopped_s=None if record.stopped_at is None else record.stopped_at - state.started_at,
-        standing=standing(state, record) if state.job.limits else None,
+        standing=standing(state, record) if state.job.limits or state.job.repeats > 1 else None,
         checkpoints=tuple(_saved(state, record)),
     )
 

@@ -32,6 +32,10 @@ _OF_TRIALS = (
     "iterations",
     "ended",
     "feasible",
+    "repeat_of",
+    "mean",
+    "spread",
+    "repeats",
     "stopped_s",
     "failures",
     "failure",
@@ -63,6 +67,10 @@ def trial_rows(result: Result) -> list[Row]:
         row |= {_column(name): trial.metrics.get(name) for name in metrics}
         row |= {"iterations": trial.iterations, "ended": trial.ended, "stopped_s": trial.stopped_s}
         row |= {} if trial.feasible is None else {"feasible": trial.feasible}
+        if trial.standing is not None and result.repeats > 1:
+            of = trial.standing
+            configuration = trial.trial // result.repeats
+            row |= {"repeat_of": configuration, "mean": of.mean, "spread": of.spread, "repeats": of.repeats}
         row |= {"failures": trial.failures, "failure": trial.failure}
         row |= {"gpu_s": gpu_s[trial.trial], "cost_usd": cost_usd[trial.trial]}
         row["checkpoint"] = None if trial.checkpoint is None else trial.checkpoint.url

@@ -94,7 +94,7 @@ def summary_of(header: Header, controller: Controller, now: float) -> Summary:
         mode=job.mode,
         best_value=None if found is None else found.value,
         best_trial=None if best is None else best.trial,
-        best_feasible=None if found is None else found.feasible,
+        best_note="" if found is None else found.note.removeprefix(", "),
     )
 
 

@@ -254,7 +254,7 @@ class NoticeSource:
         after = f"after {duration(summary.jct_s)}"
         cost = self._amount(summary.cost_usd)
         best = best_trial(controller.state)
-        note = ", which is not feasible" if summary.best_feasible is False else ""
+        note = f" ({summary.best_note})" if summary.best_note else ""
         score = "" if best is None else f"best {summary.metric} {summary.best_value:.6g} by trial {best.trial}{note}"
         reason, name = _short(controller.state.reason), controller.job.name
         if state is ExperimentState.DONE:

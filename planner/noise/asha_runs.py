@@ -168,7 +168,9 @@ class _Runs:
         self.gains = np.array(stage.rung_work)
         """Iterations that a trial trains in each rung."""
         self.first, self.cell = np.arange(self.rows) * stage.trials, self.columns * stage.trials
-        self.ladders = Ladders(self.rungs, draw.ranks, self.columns, defers=bool(self.extra_keys))
+        self.ladders = Ladders(
+            self.rungs, draw.ranks, self.columns, defers=bool(self.extra_keys) or self.rungs.repeats > 1
+        )
         size = self.rows * stage.trials
         self.rung, self.slot = np.zeros(size, np.int64), np.full(size, -1)
         self.most_instances = int(self.instances.max())
@@ -241,7 +243,18 @@ class _Runs:
         self.idle[hosts, at] += 1
         if goes.any():
             self.place(at[goes], trials[goes])
+        if self.rungs.repeats > 1:
+            self.start_more(at)
         self.release_idle(at, hosts)
+
+    def start_more(self, at: Ints) -> None:
+        """Start trials on what is free in runs, as long as there are any."""
+        some = at[self.room.take(at) > 0]
+        while len(some):
+            trials = self.next(some)
+            some, trials = some[trials >= 0], trials[trials >= 0]
+            self.place(some, trials)
+            some = some[self.room.take(some) > 0]
 
     def next(self, at: Ints) -> Ints:
         """Return the trial that each of the runs starts next, and take it from its queue; -1 for none."""
@@ -310,9 +323,14 @@ class _Runs:
         return startup_s if self.draw.startup is None else startup_s * self.draw.startup.of(cells, rungs)
 
     def release_idle(self, at: Ints, hosts: Ints) -> None:
-        """Release hosts on which a trial has ended if none is on them now."""
-        is_idle = self.idle[hosts, at] == self.per[at]
-        at, hosts = at[is_idle], hosts[is_idle]
+        """Release hosts on which a trial has ended if none is on them now, unless repeats wait for each other."""
+        if self.rungs.repeats > 1:
+            at = at[(self.ladders.awaited.take(at) == 0) & (self.fresh.take(at) == self.trials)]
+            hosts, which = np.nonzero(self.idle[:, at] == self.per[at])
+            at = at[which]
+        else:
+            is_idle = self.idle[hosts, at] == self.per[at]
+            at, hosts = at[is_idle], hosts[is_idle]
         self.idle[hosts, at] = 0
         self.room[at] -= self.per[at]
         self.release(at, hosts)
@@ -442,12 +460,7 @@ class _SpotRuns(_Runs):
         new, hosts = new[usable], hosts[usable]
         self.idle[hosts, new] = self.per[new]
         self.room[new] += self.per[new]
-        some = at[self.room[at] > 0]
-        while len(some):
-            trials = self.next(some)
-            some, trials = some[trials >= 0], trials[trials >= 0]
-            self.place(some, trials)
-            some = some[self.room[some] > 0]
+        self.start_more(at)
 
     def _lose(self, at: Ints, instances: Ints) -> None:
         """Interrupt the trials of an instance of each of the runs, and replace it where they need it."""
@@ -511,7 +524,7 @@ class _SpotRuns(_Runs):
 
     def _release_idle(self, at: Ints) -> None:
         """Release every host without a trial in runs in which no trial waits, or may wait: all have begun."""
-        is_over = (self.waiting[at] == 0) & (self.ladders.due[at] == 0)
+        is_over = (self.waiting[at] == 0) & (self.ladders.due[at] == 0) & (self.ladders.awaited[at] == 0)
         self.keys[:, at[is_over & (self.running[at] == 0)]] = _NEVER
         at = at[is_over & (self.running[at] > 0)]
         lacking = self.lacking[:, at]

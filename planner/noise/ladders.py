@@ -71,6 +71,10 @@ def _exponent(words: Ints) -> Ints:
     return found
 
 
+_OPEN = np.int64(1 << 50)
+"""Bit of `due` of a run in which repeats of a configuration are still to go on."""
+
+
 class Ladders:
     """`rubberband.values.schedulers.Rungs` of many runs: a set of ranks for each rung and run.
 
@@ -84,7 +88,9 @@ class Ladders:
         Unless a run `defers` promotions, it carries out each one before the next result.
         """
         first, last = int(columns.min()), int(columns.max())
-        ranks = ranks[:, first : last + 1]
+        ranks, repeats = ranks[:, first : last + 1], ladder.repeats
+        if repeats > 1:  # configurations are as good as their first trials
+            ranks = ranks[:, :, ::repeats].argsort(axis=2).argsort(axis=2)
         rungs, (levels, samples, trials) = len(ladder.totals), ranks.shape
         order = np.empty_like(ranks)
         np.put_along_axis(order, ranks, np.arange(trials)[None, None], axis=2)
@@ -102,9 +108,18 @@ class Ladders:
         self._threshold, self._best = np.full(size, -1), np.full(size, trials)
         self.due = np.zeros(self._rows, np.int64)
         """(runs,) Bit set of the rungs that may promote a trial."""
+        self._configurations, self._last_rung = trials, rungs - 1
+        self._repeats, self._ended = repeats, np.zeros(size * trials if repeats > 1 else 0, np.int64)
+        """Repeats of each configuration that have ended each rung."""
+        self.awaited = np.zeros(self._rows, np.int64)
+        """(runs,) Repeats that wait for others of their configuration on a rung that promotes."""
+        self._open = np.full((3, self._rows), 0)
+        """Repeats that are still to start of the configuration that goes on, its first trial, and the rung."""
 
     def record(self, at: Ints, rungs: Ints, trials: Ints) -> None:
         """A trial of each of the runs has ended its rung."""
+        if self._repeats > 1:
+            at, rungs, trials = self._whole(at, rungs, trials // self._repeats)
         ranks, sets = self._ranks.take(self._cells(at, rungs) + trials), rungs * self._rows + at
         self._recorded.add(sets, ranks)
         results = self._results.take(sets)
@@ -131,6 +146,14 @@ class Ladders:
             self._best[some] = ranks.take(found)
             self.due[at.take(found)] = 1 << rungs.take(found)
 
+    def _whole(self, at: Ints, rungs: Ints, configurations: Ints) -> tuple[Ints, Ints, Ints]:
+        """Count a repeat of each of the runs; return those whose configuration has ended its rung with it."""
+        cells = (rungs * self._rows + at) * self._configurations + configurations
+        self._ended[cells] = ended = self._ended.take(cells) + 1
+        is_whole, is_last = ended == self._repeats, rungs == self._last_rung
+        self.awaited[at] += np.where(is_last, 0, np.where(is_whole, 1 - self._repeats, 1))
+        return at[is_whole], rungs[is_whole], configurations[is_whole]
+
     def _mark(self, at: Ints, sets: Ints, rungs: Ints, best: Ints) -> None:
         """Mark the rungs whose best trial may go on."""
         is_due = best <= self._threshold.take(sets)
@@ -138,6 +161,24 @@ class Ladders:
 
     def promote(self, at: Ints) -> tuple[Ints, Ints]:
         """Return the trial of each of the runs that goes on, and the rung that it has ended: the highest."""
+        if self._repeats > 1:
+            return self._promote_repeats(at)
+        return self._promote(at)
+
+    def _promote_repeats(self, at: Ints) -> tuple[Ints, Ints]:
+        """The repeats of a configuration go on one after another, before those of any other."""
+        left, first, rungs = self._open
+        new = at[left.take(at) == 0]
+        if len(new):
+            self.due[new] &= ~_OPEN
+            configurations, of = self._promote(new)
+            left[new], first[new], rungs[new] = self._repeats, configurations * self._repeats, of
+        trials = first.take(at) + self._repeats - left.take(at)
+        left[at] -= 1
+        self.due[at] = np.where(left.take(at) > 0, self.due.take(at) | _OPEN, self.due.take(at) & ~_OPEN)
+        return trials, rungs.take(at)
+
+    def _promote(self, at: Ints) -> tuple[Ints, Ints]:
         due = self.due.take(at)
         rungs = _highest_bit(due)
         sets = rungs * self._rows + at

@@ -81,8 +81,8 @@ class SummaryView(Answer):
     mode: Literal["max", "min"]
     best_value: float | None
     best_trial: int | None
-    best_feasible: bool | None
-    """Whether the best trial keeps the limits of `also`; null without limits."""
+    best_note: str
+    """Remark on the best trial: the mean of its configuration's repeats, and whether it is feasible; may be empty."""
 
 
 class ExperimentView(Answer):
@@ -191,8 +191,8 @@ class Best(Answer):
     iterations: int
     configuration: dict[str, Any]
     metrics: dict[str, float | None]
-    feasible: bool | None
-    """Whether it keeps the limits of `also`; null without limits."""
+    standing: dict[str, Any] | None
+    """Feasibility, and the mean of its configuration's repeats and their spread; null without limits and repeats."""
 
 
 class GrantedLimits(Answer):
@@ -267,8 +267,8 @@ class TrialView(Answer):
     """Metrics of its latest report; null for values that are not finite."""
     failures: int
     failure: str | None
-    feasible: bool | None
-    """Whether its latest report keeps the limits of `also`; null without limits, and before its first report."""
+    standing: dict[str, Any] | None
+    """Feasibility, and the mean of its configuration's repeats and their spread; null without limits and repeats."""
     checkpoint: dict[str, Any] | None
     bracket: int | None
     """The bracket that it belongs to; null where there is only one."""

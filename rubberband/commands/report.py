@@ -133,7 +133,7 @@ def best(
     if out is not None:
         print(f"wrote {result.save_best(out)}", file=sys.stderr)
     if output is TextFormat.json:
-        names = ("trial", "configuration", "metrics", "iterations", "feasible", "checkpoint", "schedule")
+        names = ("trial", "configuration", "metrics", "iterations", "standing", "checkpoint", "schedule")
         values = {key: plain(getattr(found, key)) for key in names}
         print_json({"schema": "rubberband.best/1", "name": result.name, "metric": result.metric, **values})
         return
@@ -299,12 +299,11 @@ class Listed:
 
 def _listed(view: ExperimentView) -> Listed:
     from rubberband.states import EXPLAINED
-    from rubberband.values.ranking import Standing
     from rubberband.views.formatting import printable
 
     summary = view["summary"]
     best = summary["best_value"]
-    note = Standing(value=best, feasible=summary.get("best_feasible")).note
+    note = f", {summary['best_note']}" if summary.get("best_note") else ""
     return Listed(
         name=view["name"],
         state=view["state"],

@@ -227,7 +227,7 @@ _MOST_COMPARED = 10_000
 def repeat_notes(experiment: Experiment) -> list[str]:
     """Return a remark on trials that train a configuration of another trial again."""
     search = experiment.search
-    trials, size = search.num_trials, num_configurations(search.space)
+    trials, size = search.num_configurations, num_configurations(search.space)
     if size < trials:
         again = "it" if size == 1 else "them"
         fewer = "remove values that occur twice" if search.sampler.type == "grid" else "start fewer trials"
@@ -237,7 +237,7 @@ def repeat_notes(experiment: Experiment) -> list[str]:
         ]
     if search.sampler.learns or trials > _MOST_COMPARED or (math.isinf(size) and not search.points_to_train):
         return []
-    different = len({canonical(each) for each in search.configurations()})
+    different = len({canonical(each) for each in search.configurations()[:: search.repeats]})
     if different == trials:
         return []
     walked = "" if math.isinf(size) else ", or list its values and walk it with sampler: {type: grid}"
@@ -260,7 +260,7 @@ def sampler_notes(experiment: Experiment, at_once: int) -> list[str]:
 
     `at_once` brackets begin at the start.
     """
-    search, sizes = experiment.search, [bracket[0].trials for bracket in experiment.brackets()]
+    search, sizes = experiment.search, [bracket[0].trials for bracket in experiment.search.scheduler.brackets()]
     known, needed, trials = len(search.evaluated_rewards), search.results_needed, sum(sizes)
     if not search.sampler.learns or known >= needed:
         return []

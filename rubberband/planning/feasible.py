@@ -160,7 +160,7 @@ def _estimated(experiment: Experiment, found: Sequence[Problem], options: Planni
         clock=options.clock,
         compare=options.compare,
         with_frontier=options.frontier,
-        other_scheduler=experiment.search.scheduler.other() if options.compare else None,
+        other_scheduler=experiment.search.other_scheduler() if options.compare else None,
     )
 
 
@@ -334,7 +334,7 @@ def size(experiment: Experiment, candidates: Sequence[Problem]) -> tuple[Size, E
     sized = experiment.sized(key, sizer.smallest if number is None else number)
     if number is not None:
         sized.search.check()
-    return Size(key=key, number=number, smallest=sizer.smallest, num_trials=sized.search.num_trials), sized
+    return Size(key=key, number=number, smallest=sizer.smallest, num_trials=sized.search.num_configurations), sized
 
 
 def refused(found: Size, error: InfeasibleError) -> InfeasibleError:
@@ -372,7 +372,8 @@ class Sizer:
         """The largest size that a search may have."""
         if self.key == "max_t":
             return MOST_ITERATIONS
-        return MAX_ASHA_TRIALS if self.is_simulated else MAX_TRIALS
+        most = MAX_ASHA_TRIALS if self.is_simulated else MAX_TRIALS
+        return most // self.experiment.search.repeats
 
     @property
     def is_simulated(self) -> bool:

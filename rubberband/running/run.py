@@ -79,6 +79,7 @@ def job_of(found: PlannedExperiment, spent: Spent) -> Job:
         profile=_profile_of_starts(experiment, problem.profile),
         metric=experiment.search.metric,
         mode=experiment.search.mode,
+        repeats=experiment.search.repeats,
         limits=experiment.search.limits,
         deadline_s=constraints.deadline_s,
         deadline_at=None if kind.is_simulated else experiment.constraints.deadline_at,

@@ -415,7 +415,7 @@ class Experiment(Words):
 
         Trials are numbered across the brackets, in the order of `configurations`.
         """
-        return self.search.scheduler.brackets()
+        return self.search.brackets()
 
     def sized(self, key: SizeKey, number: int) -> Experiment:
         """Return the experiment with a number as the size of its search."""

@@ -146,6 +146,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "Search": {
         "space": _SPACE,
         "scheduler": _SHA,
+        "repeats": 3,
         "points_to_evaluate": [{"lr": 0.01, "momentum": 0.9}],
         "evaluated_rewards": [0.93],
         "metric": "accuracy",

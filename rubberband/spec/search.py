@@ -6,6 +6,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -410,6 +411,7 @@ class Sampler(Words):
 _START = 10
 """Results before which Optuna's samplers draw at random."""
 _OPTIONAL = ("points_to_evaluate", "evaluated_rewards", "also", "stop")
+"""Left out of the words where they are empty, as `repeats` is where it is 1."""
 
 
 Bound = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -460,6 +462,9 @@ class Search(Words):
     """Name of a parameter -> its domain or constant."""
     scheduler: Annotated[AnyScheduler, Field(discriminator="type")]
     sampler: Sampler = Field(default_factory=Sampler.model_construct)
+    repeats: Annotated[int, Field(strict=True, ge=1, le=100), WHOLE] = 1
+    """How often each configuration is trained, each time by a trial with a seed of its own. Configurations are ranked
+    by the mean of their trials, which are promoted or stopped together."""
     points_to_evaluate: tuple[Point, ...] = ()
     """Configurations of the first trials; what a point leaves out is drawn by the sampler."""
     evaluated_rewards: tuple[Annotated[float, Field(strict=True)], ...] = ()
@@ -503,6 +508,18 @@ class Search(Words):
         input_checked(lambda _: probed.check())(None)
         for rule, reason in probed.idle_rules():
             raise fault(reason, at=("stop", *rule))
+        most = MAX_ASHA_TRIALS if self.scheduler.type in ("asha", "none") else MAX_TRIALS
+        if key is None and self.num_trials > most:
+            raise fault(
+                f"{counted(self.num_configurations, 'configuration')}, each trained {self.repeats} times, are "
+                f"{self.num_trials:,} trials, more than {most:,}; lower it",
+                at="repeats",
+            )
+        if self.repeats > 1 and self.scheduler.type == "pbt":
+            raise fault(
+                "does not go with scheduler: {type: pbt}, whose trials change configurations; leave it out",
+                at="repeats",
+            )
         return self
 
     def _check_rewards(self) -> None:
@@ -534,6 +551,8 @@ class Search(Words):
     @model_serializer(mode="wrap")
     def _without_empty(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         words: dict[str, Any] = serialize(self)
+        if self.repeats == 1:
+            words.pop("repeats", None)
         return {key: value for key, value in words.items() if key not in _OPTIONAL or value}
 
     @property
@@ -559,7 +578,7 @@ class Search(Words):
 
     def idle_rules(self) -> Iterator[tuple[Path, str]]:
         """Iterate over the keys of `stop` that can never act, each with the reason and the fix."""
-        return idle(self.stop, self.scheduler.brackets(), self.metric, self.mode)
+        return idle(self.stop, self.brackets(), self.metric, self.mode)
 
     @property
     def limits(self) -> tuple[Limit, ...]:
@@ -570,7 +589,7 @@ class Search(Words):
     @property
     def ranking(self) -> Ranking:
         """The order of its results."""
-        return Ranking(metric=self.metric, mode=self.mode, limits=self.limits)
+        return Ranking(metric=self.metric, mode=self.mode, limits=self.limits, repeats=self.repeats)
 
     def require_sampler(self) -> None:
         """Raise InputError if the sampler needs a library that is not installed."""
@@ -582,7 +601,7 @@ class Search(Words):
     def check(self) -> None:
         """Raise InputError for a space that the sampler cannot draw the trials from."""
         self.scheduler.check(self.space, self.sampler.type)
-        check(self.space, self.sampler.type, self.num_trials, self.points_to_train)
+        check(self.space, self.sampler.type, self.num_configurations, self.points_to_train)
 
     def sized(self, key: SizeKey, number: int) -> Search:
         """Return the search with a number as size."""
@@ -593,14 +612,42 @@ class Search(Words):
         """The key of the scheduler that is sized to the limits; None if all are numbers."""
         return auto_key(self.scheduler)
 
+    def brackets(self) -> tuple[tuple[Stage, ...], ...]:
+        """The scheduler's chains of stages, whose trials are all repeats. Raises InputError if its size is auto."""
+        return tuple(self.repeated(stages) for stages in self.scheduler.brackets())
+
+    def other_scheduler(self) -> tuple[str, tuple[Stage, ...]] | None:
+        """Return the scheduler to show beside its own, and the stages of the same trials under that; None: none."""
+        other = self.scheduler.other()
+        return None if other is None else (other[0], self.repeated(other[1]))
+
+    def repeated(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+        """Return stages of configurations as stages of trials."""
+        return tuple(
+            replace(
+                stage,
+                trials=self.repeats * stage.trials,
+                ladder=None if stage.ladder is None else replace(stage.ladder, repeats=self.repeats),
+            )
+            for stage in stages
+        )
+
     @property
     def num_trials(self) -> int:
         """Trials that are started, over all brackets."""
+        return self.repeats * self.num_configurations
+
+    @property
+    def num_configurations(self) -> int:
+        """Configurations that are trained, over all brackets."""
         return sum(bracket[0].trials for bracket in self.scheduler.brackets())
 
     def configurations(self) -> list[dict[str, Any]]:
         """The configuration of every trial, bracket after bracket; of a sampler that learns, those without results."""
-        return sample(self.space, self.sampler.type, self.num_trials, self.sampler.seed, points=self.points_to_train)
+        drawn = sample(
+            self.space, self.sampler.type, self.num_configurations, self.sampler.seed, points=self.points_to_train
+        )
+        return [configuration for configuration in drawn for _ in range(self.repeats)]
 
 
 def _with_grid(words: Mapping[Any, Any]) -> Mapping[Any, Any]:

@@ -22,6 +22,8 @@ class Ladder:
     """Iterations in all that a trial has done at the end of each rung; the last one is max_t."""
     reduction_factor: int
     """Eta: the best 1/eta of a rung are promoted."""
+    repeats: int = 1
+    """Trials of a configuration, which go on together, once all of them have ended a rung."""
 
     @property
     def scheduler(self) -> str:
@@ -36,7 +38,8 @@ class Ladder:
     def quota(self, results: int) -> int:
         """Return how many of the best of a rung's `results` may go on: 0 of none, and at most one more with each.
 
-        Controller, simulations and forecasts ask this alone, so that another rule is another `quota`.
+        A result is that of a configuration. Controller, simulations and forecasts ask this alone, so that another rule
+        is another `quota`.
         """
         return results // self.reduction_factor
 
@@ -50,7 +53,9 @@ class Ladder:
 
         Without waiting more are promoted, since a trial may be among the best of its rung only for a while.
         """
-        return tuple(accumulate(self.totals[1:], lambda reach, _: self.quota(reach), initial=trials))
+        configurations = -(-trials // self.repeats)
+        reach = accumulate(self.totals[1:], lambda reach, _: self.quota(reach), initial=configurations)
+        return tuple(min(trials, self.repeats * configurations) for configurations in reach)
 
     @property
     def in_words(self) -> str:
@@ -88,7 +93,7 @@ class Exchange:
 
 
 Result = tuple[Any, int]
-"""Merit of a trial in its rung (the lowest is the best), and the trial."""
+"""Merit of a configuration in its rung (the lowest is the best), and its number; without repeats, that of the trial."""
 
 
 class Rungs:
@@ -99,10 +104,13 @@ class Rungs:
         self._results: list[list[Result]] = [[] for _ in ladder.totals[:-1]]
         self._left: list[list[Result]] = [[] for _ in ladder.totals[:-1]]
         """Heaps of those that were not promoted."""
+        self._known = set[tuple[int, int]]()
+        """Rung and number of every result."""
 
     def record(self, rung: int, merit: Any, trial: int) -> None:
-        """A trial has ended a rung; those of the last one have no further to go."""
-        if rung < len(self._results):
+        """A trial has ended a rung; those of the last one have no further to go, and each counts once."""
+        if rung < len(self._results) and (rung, trial) not in self._known:
+            self._known.add((rung, trial))
             insort(self._results[rung], (merit, trial))
             heapq.heappush(self._left[rung], (merit, trial))
 

@@ -136,8 +136,8 @@ class Summary:
     mode: Literal["max", "min"] = "max"
     best_value: float | None = None
     best_trial: int | None = None
-    best_feasible: bool | None = None
-    """Whether the best trial keeps the limits of `also`; None without limits."""
+    best_note: str = ""
+    """Remark on the best trial: the mean of its configuration's repeats, and whether it is feasible; may be empty."""
 
     def month_usd(self, now: float) -> float:
         """Return what it has spent in the month (UTC) of `now` (Unix time)."""

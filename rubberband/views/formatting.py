@@ -381,16 +381,31 @@ def finite(value: float | None) -> float | None:
 def ranked(result: Result) -> list[TrialResult]:
     """Return the trials, best first: the winner, then by the latest metric; those without one last.
 
-    With several brackets, the trials that were trained to the end come before those that were stopped.
+    With several brackets, the trials that were trained to the end come before those that were stopped. Repeats of a
+    configuration follow each other, in the order of their mean.
     """
     ranking = result.ranking
-    winner = None if result.best is None else result.best.trial
+    of: dict[int, list[TrialResult]] = {}
+    for trial in result.trials:
+        of.setdefault(trial.trial // ranking.repeats, []).append(trial)
+    merits = {configuration: ranking.merit(ranking.mean(_counting(trials))) for configuration, trials in of.items()}
+    winner = -1 if result.best is None else result.best.trial
 
-    def key(trial: TrialResult) -> tuple[bool, bool, Merit, int]:
+    def key(trial: TrialResult) -> tuple[bool, bool, bool, Merit, int, Merit, int]:
+        configuration = trial.trial // ranking.repeats
         stopped = trial.bracket is not None and trial.status != "completed"
-        return (trial.trial != winner, stopped, ranking.merit(trial.metrics), trial.trial)
+        others = (stopped, merits[configuration], configuration, ranking.merit(trial.metrics), trial.trial)
+        return (trial.trial != winner, configuration != winner // ranking.repeats, *others)
 
     return sorted(result.trials, key=key)
+
+
+def _counting(repeats: Sequence[TrialResult]) -> list[Mapping[str, float]]:
+    """Return the metrics of the repeats that count: those trained to the end or, without any, that did not fail."""
+    if len(repeats) == 1:
+        return [repeats[0].metrics]
+    done = [trial.metrics for trial in repeats if trial.status == "completed"]
+    return done or [trial.metrics for trial in repeats if trial.status != "failed"] or [{}]
 
 
 def status(result: Result, trial: TrialResult) -> str:

@@ -179,9 +179,10 @@ def trial_cards(result: Result, trial: TrialResult) -> list[Card]:
     share = f"{_percent(cost_usd / result.actual_cost_usd)} of the bill" if result.actual_cost_usd else ""
     charged = () if result.is_charged else ("nothing is charged",)
     standing = "no report yet" if place is None else f"rank {place} of {counted(len(result.trials), 'trial')}"
+    mean = [] if trial.standing is None or not trial.standing.note else [trial.standing.note.removeprefix(", ")]
     failures = f"{counted(trial.failures, 'failure')}, tried again" if trial.failures else ""
     return [
-        Card(printable(result.metric), "-" if value is None else number(value), (standing,)),
+        Card(printable(result.metric), "-" if value is None else number(value), (standing, *mean)),
         Card("iterations", str(trial.iterations), (trial.with_end(status(result, trial)), failures)),
         Card(f"{result.slot_name} time", duration(gpu_s), (f"in {counted(len(uses), 'gang')}",)),
         Card("share (USD)", usd(cost_usd), (share, *charged)),

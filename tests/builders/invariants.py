@@ -119,10 +119,20 @@ def _validate_rungs(job: Job, state: State, lane: LaneState) -> None:
         active = trial.status in (TrialStatus.RUNNING, TrialStatus.QUEUED)
         assert not active or trial.iterations < totals[trial.rung], f"trial {trial.trial} trains past its rung"
         assert trial.status is not TrialStatus.COMPLETED or trial.rung + 1 == len(totals), f"{trial.trial} ended early"
+    numbers = range(0, len(state.trials), job.repeats)
+    every = [state.trials[number : number + job.repeats] for number in numbers]
     for rung, count in enumerate(lane.rungs.counts()):
-        above = sum(trial.rung > rung for trial in state.trials)
-        here = sum(t.rung == rung and (t.ended or t.iterations == totals[rung]) for t in state.trials)
-        assert count == above + here, f"{count} results count in rung {rung}, and {above + here} trials ended it"
+        above = sum(any(trial.rung > rung for trial in repeats) for repeats in every)
+        here, gone = 0, 0
+        for repeats in every:
+            left = [one for one in repeats if one.status is not TrialStatus.FAILED and one.stopped_at is None]
+            if all(one.rung <= rung for one in repeats):
+                counting = repeats if job.repeats == 1 else left
+                ended = [one.rung == rung and (one.ended or one.iterations == totals[rung]) for one in counting]
+                here += bool(ended) and all(ended)
+                gone += job.repeats > 1 and len(left) < len(repeats)
+        is_right = above + here <= count <= above + here + gone
+        assert is_right, f"{count} results count in rung {rung}, and {above + here} configurations ended it"
         if state.course == "running" and lane.phase is Phase.TRAINING and lane.runners:
             best = lane.rungs.promotable()
             assert best is None or not lane.room, f"{best} may go on, and a slot is free"

@@ -61,6 +61,8 @@ def saving(draw: st.DrawFn, stages: tuple[Stage, ...], profile: Profile) -> tupl
 def jobs(draw: st.DrawFn) -> Job:
     offer, profile, stages = draw(offers()), draw(profiles()), draw(stage_lists())
     stages, profile = draw(saving(stages, profile))
+    repeats = draw(st.sampled_from([1, 1, 1, 2]))
+    stages = tuple(replace(stage, trials=repeats * stage.trials) for stage in stages)
     if profile.smallest_gpus == 1:
         offer = replace(offer, trials_per_gpu=draw(st.sampled_from([1, 1, 2, 3])))
     chosen: list[StagePlan] = []
@@ -85,6 +87,7 @@ def jobs(draw: st.DrawFn) -> Job:
         replan=False,
         gpus_per_trial_sizes=tuple(sorted(listed)),
         start_attempts=draw(st.sampled_from([None, 3])),
+        repeats=repeats,
     )
 
 

@@ -273,6 +273,7 @@ class Run:
             faults=chance,
             clock=clock,
             checkpoint_every=Random(f"{seed}/checkpoints").choice([1, 1, 2, 5]),
+            limits=job.limits,
             lease_s=LEASE_S,
             ready_timeout_s=READY_TIMEOUT_S,
         )
@@ -365,7 +366,8 @@ class Run:
         assert list(trials) == list(range(trials[0], trials[0] + len(trials))), f"{trials} are not in a row"
         known = [trial for trial in trials if trial in drawn or state.trials[trial].attempt]
         assert not known, f"trials {known} have configurations, and are to be drawn again"
-        event = sampling.draw(SEARCH, state, drawn, trials, now)
+        assert len(trials) % state.job.repeats == 0, f"{trials} are not whole configurations"
+        event = sampling.draw(SEARCH.model_copy(update={"repeats": state.job.repeats}), state, drawn, trials, now)
         self.seen["drawn at random" if event.reason.startswith("at random") else "drawn from results"] += 1
         self.backend.count()
         return event

@@ -18,6 +18,7 @@ from rubberband.spec.search import Search, asha, sha
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, Spot, slots
 from rubberband.values.plan import Market, Plan, Prediction, Stage, StagePlan, StagePrediction, gang_sizes
 from rubberband.values.profile import Profile
+from rubberband.values.ranking import Limit
 from rubberband.values.schedulers import Exchange
 from tests.builders.asha_runs import steady_run
 from tests.builders.jobs import JOB
@@ -34,11 +35,20 @@ TWENTY_SEVEN = (
 """SHA(27, 1, 27, 3)."""
 
 Family = Literal[
-    "27 trials", "random", "brackets", "asha", "brackets that learn", "asha that learns", "population", "caps"
+    "27 trials",
+    "random",
+    "brackets",
+    "asha",
+    "brackets that learn",
+    "asha that learns",
+    "population",
+    "caps",
+    "repeats",
 ]
 """All but the first two are drawn only where they are asked for: two to four brackets in up to three lanes, trials that
 climb rungs, both with configurations that a sampler draws from results, a population whose worst trials take over
-checkpoints at each SYNC, and any of those without a sampler while it may have fewer and more instances at random."""
+checkpoints at each SYNC, any of those without a sampler while it may have fewer and more instances at random, and
+those with two or three trials of each configuration, of which some break a limit."""
 _CAPPED: tuple[Family, ...] = ("27 trials", "random", "brackets", "asha", "brackets", "population")
 FAMILIES: tuple[Family, ...] = get_args(Family)
 _DIVIDED: tuple[Family, ...] = ("brackets", "brackets that learn")
@@ -171,18 +181,24 @@ class Case:
     family: Family
 
 
-def random_case(source: Random, family: Family | None = None, *, replan: bool | None = None) -> Case:
+def random_case(source: Random, family: Family | None = None, *, replan: bool | None = None, repeats: int = 1) -> Case:
     """Draw one; `family` and `replan` of your choice, or drawn too: every fifth is random, one in fifty replans."""
+    if family == "repeats":
+        kind = source.choice(("random", "brackets", "asha", *LEARNING))
+        return replace(random_case(source, kind, replan=replan, repeats=source.choice([2, 3])), family=family)
     if family == "caps":
         return replace(random_case(source, source.choice(_CAPPED), replan=replan), family=family)
     family = family or ("27 trials" if source.random() < 0.8 else "random")
-    stages = TWENTY_SEVEN if family == "27 trials" else _stages(source)
+    stages = TWENTY_SEVEN if family == "27 trials" else _stages(source, repeats)
     stages = _generations(source) if family == "population" else stages
     offer, profile = _offer(source, family), _profile(source)
-    divided = _divided(source, offer) if family in _DIVIDED else None
+    divided = _divided(source, offer, repeats) if family in _DIVIDED else None
     if family in ("asha", "asha that learns"):
         eta = source.randint(2, 4)
-        stages, replan = (asha(sha(source.randint(1, 27), 1, source.randint(1, 27), eta), eta),), False
+        stage = asha(sha(source.randint(1, 27), 1, source.randint(1, 27), eta), eta)
+        assert stage.ladder is not None
+        stage = replace(stage, trials=repeats * stage.trials, ladder=replace(stage.ladder, repeats=repeats))
+        stages, replan = (stage,), False
         plan = _plan(source, stages, offer)
         prediction = asha_prediction(stages[0], plan.stages[0], profile, offer)
     elif divided is None:
@@ -214,6 +230,8 @@ def random_case(source: Random, family: Family | None = None, *, replan: bool | 
         brackets=() if divided is None else divided.brackets,
         lane_instances=() if divided is None else divided.quotas,
         draws=family in LEARNING,
+        repeats=repeats,
+        limits=(Limit(metric="latency", at_most=20.0),) if repeats > 1 else (),
     )
     weather = source.choices(list(WEATHERS), weights=[1, 2, 5, 2])[0]
     return Case(job=job, weather=weather, family=family)
@@ -233,9 +251,9 @@ def asha_prediction(stage: Stage, choice: StagePlan, profile: Profile, offer: Of
     return Prediction(jct_s=jct_s, cost_usd=cost_usd, stages=(one,))
 
 
-def _stages(source: Random) -> tuple[Stage, ...]:
+def _stages(source: Random, repeats: int) -> tuple[Stage, ...]:
     counts = sorted((source.randint(1, 12) for _ in range(source.randint(1, 4))), reverse=True)
-    return tuple(Stage(trials=trials, iterations=source.randint(1, 5)) for trials in counts)
+    return tuple(Stage(trials=repeats * trials, iterations=source.randint(1, 5)) for trials in counts)
 
 
 def _generations(source: Random) -> tuple[Stage, ...]:
@@ -299,8 +317,8 @@ class _Divided:
         )
 
 
-def _divided(source: Random, offer: Offer) -> _Divided:
-    each = [_stages(source) for _ in range(source.randint(2, 4))]
+def _divided(source: Random, offer: Offer, repeats: int) -> _Divided:
+    each = [_stages(source, repeats) for _ in range(source.randint(2, 4))]
     count = source.randint(1, min(3, len(each)))
     numbers = [tuple(range(first, len(each), count)) for first in range(count)]
     quotas = tuple(source.randint(1, max(1, 8 // offer.gpus)) for _ in numbers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from hypothesis import assume, given, settings
@@ -21,8 +22,8 @@ CENT, MILLISECOND = 0.005, 0.0005
 
 
 @st.composite
-def asha_jobs(draw: st.DrawFn, most_trials: int = 30) -> Job:
-    """A job whose trials climb rungs, with a plan that fits."""
+def asha_jobs(draw: st.DrawFn, most_trials: int = 30, repeated: tuple[int, ...] = (1,)) -> Job:
+    """A job whose trials climb rungs, with a plan that fits; `repeated` are the repeats that it may have."""
     offer, profile = draw(offers()), draw(profiles())
     eta, grace = draw(st.integers(2, 4)), draw(st.integers(1, 3))
     chain = sha(draw(st.integers(1, most_trials)), grace, grace + draw(st.integers(0, 30)), eta)
@@ -30,7 +31,11 @@ def asha_jobs(draw: st.DrawFn, most_trials: int = 30) -> Job:
     sizes = [size for size in gang_sizes(offer.gpus, profile.smallest_gpus, 16) if slots(instances, offer.gpus, size)]
     assume(sizes)
     choice = StagePlan(instances=instances, gpus_per_trial=draw(st.sampled_from(sizes)))
-    stages, profile = draw(saving((asha(chain, eta),), profile))
+    repeats = draw(st.sampled_from(repeated))
+    climb = asha(chain, eta)
+    assert climb.ladder is not None
+    climb = replace(climb, trials=repeats * climb.trials, ladder=replace(climb.ladder, repeats=repeats))
+    stages, profile = draw(saving((climb,), profile))
     nothing = StagePrediction(start_s=0.0, provisioning_s=0.0, duration_s=0.0, cost_usd=0.0, slots=1)
     return Job(
         name="climb",
@@ -42,6 +47,7 @@ def asha_jobs(draw: st.DrawFn, most_trials: int = 30) -> Job:
         metric="score",
         mode="max",
         replan=False,
+        repeats=repeats,
     )
 
 
@@ -52,10 +58,12 @@ def simulated(job: Job, scores: list[list[float]]) -> SimulatedRuns:
 
 
 def scores_of(job: Job, seed: int) -> list[list[float]]:
-    source = Random(seed)
-    return [
-        [source.choice((0.1, 0.5, source.random())) for _ in range(job.num_trials)] for _ in job.stages[0].rungs.totals
+    """Return scores of every trial in every rung; those of a configuration's repeats are alike."""
+    source, configurations = Random(seed), job.num_trials // job.repeats
+    every = [
+        [source.choice((0.1, 0.5, source.random())) for _ in range(configurations)] for _ in job.stages[0].rungs.totals
     ]
+    return [[score for score in row for _ in range(job.repeats)] for row in every]
 
 
 def backend_of(job: Job, scores: list[list[float]], faults: Faults | None = None) -> VirtualBackend:
@@ -68,6 +76,22 @@ def backend_of(job: Job, scores: list[list[float]], faults: Faults | None = None
         faults=faults,
         metric_of=lambda trial, iterations: scores[ends[iterations]][trial] if iterations in ends else 0.0,
     )
+
+
+@given(asha_jobs(most_trials=12, repeated=(2, 3)), st.integers(0, 10**6))
+@settings(deadline=None, max_examples=examples(100))
+def test_a_run_with_repeats_takes_what_its_simulation_says(job: Job, seed: int) -> None:
+    scores = scores_of(job, seed)
+    controller, _, finish = run_virtual(job, backend=backend_of(job, scores))
+    state, expected = controller.state, simulated(job, scores)
+    assert finish.outcome == "done"
+    assert abs(jct_s(state, state.now) - expected.jct_s[0, 0]) < MILLISECOND
+    assert abs(bill_usd(state, state.now) - expected.cost_usd[0, 0]) < 0.05 * max(1.0, expected.cost_usd[0, 0])
+    rungs = [
+        [trial.rung for trial in state.trials[at : at + job.repeats]] for at in range(0, job.num_trials, job.repeats)
+    ]
+    assert all(len(set(row)) == 1 for row in rungs)
+    assert [row[0] for row in rungs] == list(expected.rungs[0, 0, :: job.repeats])
 
 
 @given(asha_jobs(), st.integers(0, 10**6))
@@ -86,14 +110,17 @@ def test_a_run_takes_and_costs_what_its_simulation_says(job: Job, seed: int) -> 
 
 def require_that_the_best_of_each_rung_went_on(job: Job, state: State) -> None:
     """What waiting for all of a rung would have promoted was promoted, unless trials failed."""
+    numbers = range(0, job.num_trials, job.repeats)
+    every = [state.trials[number : number + job.repeats] for number in numbers]
+    left = [[one for one in repeats if one.status is not TrialStatus.FAILED] or repeats[:1] for repeats in every]
     for rung, total in enumerate(job.stages[0].rungs.totals[:-1]):
-        ended = [trial for trial in state.trials if trial.iterations >= total]
-        ended.sort(key=lambda trial: (-trial.reports[total - 1].metrics[job.metric], trial.trial))
+        ended = [repeats for repeats in left if all(trial.iterations >= total for trial in repeats)]
+        ended.sort(key=lambda repeats: (-repeats[0].reports[total - 1].metrics[job.metric], repeats[0].trial))
         best = ended[: len(ended) // job.stages[0].rungs.reduction_factor]
-        assert all(trial.rung > rung for trial in best)
+        assert all(trial.rung > rung for repeats in best for trial in repeats)
 
 
-@given(asha_jobs(), faults(), st.integers(0, 10**6))
+@given(asha_jobs(repeated=(1, 1, 2, 3)), faults(), st.integers(0, 10**6))
 @settings(deadline=None, max_examples=examples(75))
 def test_faults_are_survived_and_the_best_go_on(job: Job, faults: Faults, seed: int) -> None:
     controller, backend, finish = run_virtual(job, backend=backend_of(job, scores_of(job, seed), faults))

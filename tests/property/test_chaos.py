@@ -47,6 +47,7 @@ SOME: list[tuple[Family | None, int, dict[str, bool]]] = [
     ("random", 6, {"replan": True, "listed": True}),
     ("caps", 20, {"replan": False, "listed": True}),
     *((family, 8, {"replan": False, "stops": True}) for family in (None, "brackets", "asha")),
+    ("repeats", 15, {"replan": False}),
 ]
 """Families with options of `run_seed`, and how many of each."""
 MORE: list[tuple[Family | None, int, dict[str, bool]]] = [
@@ -56,6 +57,8 @@ MORE: list[tuple[Family | None, int, dict[str, bool]]] = [
     ("random", 40, {"replan": False, "listed": True}),
     ("brackets", 40, {"listed": True}),
     *((family, 10, {"replan": True, "stops": True}) for family in (None, "brackets", "caps")),
+    ("repeats", 100, {"replan": False, "ends": True}),
+    ("repeats", 4, {"replan": True}),
 ]
 
 

@@ -52,7 +52,7 @@ def test_the_order_is_total_and_does_not_depend_on_the_order_before(
 def test_feasible_results_come_first(ranking: Ranking, reports: list[dict[str, float]]) -> None:
     order = rank(trials_of(reports), ranking)
     scored = [at for at in order if math.isfinite(reports[at].get("score", math.nan))]
-    kept = [ranking.standing(reports[at]).feasible is not False for at in scored]
+    kept = [ranking.standing(reports[at], [reports[at]]).feasible is not False for at in scored]
     assert kept == sorted(kept, reverse=True)
     assert list(order[: len(scored)]) == scored
 

@@ -37,7 +37,7 @@ from tests.property.test_brackets import divided_jobs
 Stop = tuple[int, int]
 """The round of requests from which a stop is pending, and its trial."""
 
-any_jobs = st.one_of(jobs(), asha_jobs(most_trials=12), divided_jobs())
+any_jobs = st.one_of(jobs(), asha_jobs(most_trials=12, repeated=(1, 1, 2, 3)), divided_jobs())
 
 
 class Stops(Requests):

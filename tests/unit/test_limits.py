@@ -22,6 +22,7 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.search import Search
 from rubberband.values.plan import Plan
 from rubberband.values.ranking import Limit, Ranking
+from rubberband.values.stopping import StopRules
 from rubberband.views.formatting import best_card, ranked
 from rubberband.views.report.tables import best_lines, headlines
 from rubberband.views.report.text import tables
@@ -58,9 +59,17 @@ def test_limits_of_several_metrics_are_shares_that_add_up() -> None:
     limits = (Limit(metric="ms", at_most=20.0), Limit(metric="recall", at_least=0.5), Limit(metric="zero", at_most=0.0))
     ranking = Ranking(metric="score", mode="max", limits=limits)
     assert ranking.violations({"ms": 25.0, "recall": 0.4, "zero": 2.0}) == (0.25, pytest.approx(0.2), 2.0)
-    assert ranking.standing({"ms": 25.0, "recall": 0.5, "zero": 0.0}).feasible is False
-    assert ranking.standing({"ms": 20.0, "recall": 0.5, "zero": -1.0}).feasible is True
-    assert ranking.standing({}).feasible is None
+    assert (
+        ranking.standing({"ms": 25.0, "recall": 0.5, "zero": 0.0}, [{"ms": 25.0, "recall": 0.5, "zero": 0.0}]).feasible
+        is False
+    )
+    assert (
+        ranking.standing(
+            {"ms": 20.0, "recall": 0.5, "zero": -1.0}, [{"ms": 20.0, "recall": 0.5, "zero": -1.0}]
+        ).feasible
+        is True
+    )
+    assert ranking.standing({}, [{}]).feasible is None
 
 
 @pytest.mark.parametrize(
@@ -137,7 +146,7 @@ def test_a_search_on_the_virtual_clock_keeps_its_limit(tmp_path: Path) -> None:
     folder = open_folder(experiment.name, tmp_path)
     with closing(JournalFollower(folder)) as follower:
         list(follower.each())
-        assert follower.summary().best_feasible is True
+        assert follower.summary().best_note == ""
 
 
 def test_a_run_without_a_feasible_trial_says_so() -> None:
@@ -186,3 +195,13 @@ def test_samplers_learn_which_results_are_feasible(algorithm: str) -> None:
     assert len(proposed) == 12
     if algorithm != "nsgaii":  # whose children are not near the best
         assert median(proposed) < 0.6
+
+
+def test_an_infeasible_result_does_not_reach_the_target() -> None:
+    job = dataclasses.replace(JOB, limits=LIMITED, stop=StopRules(target=0.8))
+    story = begun(job)
+    story.report(0, 0.9, latency=30.0)
+    assert story.state.outcome is None
+    story.report(1, 0.85, latency=10.0)
+    assert story.state.ended_by is not None
+    assert story.state.ended_by.trial == 1

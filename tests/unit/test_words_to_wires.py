@@ -152,6 +152,7 @@ LINES: dict[str, Line] = {
     "Search.space": (LOCAL, "search.space", {"lr": 0.5}, {"rate": 0.5}),
     "Search.scheduler": (LOCAL, "search.scheduler", SHA, _asha("none")),
     "Search.sampler": (LOCAL, "search.sampler", {"type": "random"}, {"type": "quasi"}),
+    "Search.repeats": (LOCAL, "search.repeats", 1, 2),
     "Search.points_to_evaluate": (LOCAL, "search.points_to_evaluate", [{"lr": 0.01}], [{"lr": 0.02}]),
     "Search.evaluated_rewards": (
         _with(LEARNS, search__points_to_evaluate=[{"lr": 0.01}, {"lr": 0.002}]),
@@ -473,6 +474,7 @@ drawn: Search.evaluated_rewards, Search.also, Also.metric, Also.mode, Sampler.sa
 job.metric segment.metric: Search.metric
 job.mode: Search.mode
 job.limits: Also.at_most, Also.at_least
+header.configurations header.seeds job.repeats job.stages plan: Search.repeats
 header.configurations header.data_seed header.seeds segment.data_seed segment.seed: Sampler.seed
 header.configurations header.seeds job.stages plan: Pbt.population, Sha.num_samples, Asha.num_samples,
     NoScheduler.num_samples, WrittenStage.trials

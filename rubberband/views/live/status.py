@@ -11,7 +11,6 @@ from typing import Any
 from rubberband.states import EXPLAINED
 from rubberband.units import counted, duration
 from rubberband.values.kinds import KINDS, NOT_INSTALLED, ProviderKind
-from rubberband.values.ranking import Standing
 from rubberband.views.formatting import TextTable, ends, number, printable, usd, usd_decimals
 from rubberband.views.story import cells, stage_of
 
@@ -58,7 +57,7 @@ def lines(view: Mapping[str, Any]) -> list[str]:
     if summary["started_at"] is None:
         return found
     if summary["best_value"] is not None:
-        note = Standing(value=summary["best_value"], feasible=summary.get("best_feasible")).note
+        note = f", {summary['best_note']}" if summary.get("best_note") else ""
         best = f"{printable(summary['metric'])}={number(summary['best_value'])} (trial {summary['best_trial']}{note})"
         found.append(f"best      {best}")
     metered = "" if _kind(view).is_charged(summary.get("unit")) else "; nothing is charged"

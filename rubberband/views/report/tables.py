@@ -489,21 +489,32 @@ def trials(result: Result, most: int | None) -> TextTable:
     shown = order[:most]
     left = len(order) - len(shown)
     metrics = [result.metric, *(one.metric for one in result.also)]
+    repeated = f", {result.repeats} repeats of each configuration" if result.repeats > 1 else ""
     return TextTable(
-        title=f"Trials, best first: {len(shown)} of {len(order):,}" if left else f"Trials, best first: {len(order):,}",
-        header=("trial", *(printable(metric) for metric in metrics), "iterations", "status", "configuration"),
+        title=f"Trials, best first: {f'{len(shown)} of ' if left else ''}{len(order):,}{repeated}",
+        header=trial_header(result, metrics),
         rows=trial_rows(result, shown, metrics),
-        words=frozenset({len(metrics) + 2, len(metrics) + 3}),
+        words=frozenset({len(trial_header(result, metrics)) - 2, len(trial_header(result, metrics)) - 1}),
         notes=(f"{counted(left, 'more trial')} not shown; `rubberband export {result.name}` has all.",) if left else (),
     )
 
 
+def trial_header(result: Result, metrics: Sequence[str]) -> tuple[str, ...]:
+    """Return the header of `trial_rows`."""
+    mean = [] if result.repeats == 1 else ["mean \N{PLUS-MINUS SIGN} sd of repeats"]
+    return ("trial", *map(printable, metrics), *mean, "iterations", "status", "configuration")
+
+
 def trial_rows(result: Result, shown: Sequence[TrialResult], metrics: Sequence[str]) -> tuple[Row, ...]:
-    """Return a row for each trial: its number, these metrics, iterations, status, and configuration."""
+    """Return a row for each trial: its number, these metrics, iterations, status, and configuration.
+
+    With repeats also the mean of its configuration's, and their standard deviation.
+    """
     return tuple(
         (
             str(trial.trial),
             *(measured(trial, metric) for metric in metrics),
+            *([] if result.repeats == 1 else ["-" if trial.standing is None else trial.standing.mean_text or "-"]),
             str(trial.iterations),
             trial.with_end(status(result, trial)),
             config_line(trial.configuration),
@@ -599,9 +610,9 @@ def pareto(result: Result, most: int | None) -> TextTable:
     return TextTable(
         title=f"Best in {' and '.join(printable(one.title) for one in objectives)}: "
         f"{len(found)} of {counted(len(result.trials), 'trial')}",
-        header=("trial", *(printable(one.metric) for one in objectives), "iterations", "status", "configuration"),
+        header=(header := trial_header(result, [one.metric for one in objectives])),
         rows=trial_rows(result, shown, [one.metric for one in objectives]),
-        words=frozenset({len(objectives) + 2, len(objectives) + 3}),
+        words=frozenset({len(header) - 2, len(header) - 1}),
         notes=(
             f"No other trial is better in one of them and as good in the rest (Pareto), at their latest reports. "
             f"{printable(result.metric)} alone ranks trials.",
