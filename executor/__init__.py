@@ -24,7 +24,7 @@ _MODULES = {
     "core.extending": "Extension Limits Outlook extension limits_of",
     "core.fleet": "InstanceStatus",
     "core.forecast": "Forecast expected_iterations forecast",
-    "core.history": "DecisionResult Fork InstanceCapChanged LimitsExtended Replacement Setback",
+    "core.history": "DecisionResult Fork GivenBack InstanceCapChanged LimitsExtended Regrouped Replacement Setback",
     "core.job": "Job brackets_of",
     "core.measured": "measured",
     "core.replanning": "decide_replan held_instances decide_within limits remaining",

@@ -187,6 +187,8 @@ class ConstraintsDict(TypedDict, total=False):
     """A trial without a report for this time counts as hung; by default it follows from the profile."""
     max_failures: int
     """Retries of a trial whose process died or hung."""
+    resize_in_stage: bool
+    """Whether GPUs that have no trial while others of a stage train are given back or join the gangs of those."""
 
 
 class CsvTrackerDict(TypedDict, total=False):
@@ -259,6 +261,9 @@ class InlineProfileDict(TypedDict, total=False):
     """Uncertainty of `seconds_per_iteration` itself (lognormal): an error that all trials of a run share."""
     noise: Literal["lognormal", "normal"]
     """The law of `trial_cv` and `iteration_cv`."""
+    end_chance: float
+    """Probability that a trial ends by itself after an iteration. Plans and limits take each trial to train to its
+    end; expected times and costs count with it, and so does a rehearsal on the virtual clock."""
     goodput: GoodputDict | None
     """For trials that adapt their batch size; `seconds_per_iteration` is still that of a fixed one."""
     asynchronous: AsyncDict | None

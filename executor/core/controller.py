@@ -14,7 +14,7 @@ import math
 import shlex
 from collections.abc import Sequence
 
-from rubberband.executor.core import bill, forking, instances, launching, limits, promotion, stragglers
+from rubberband.executor.core import bill, forking, idle_gpus, instances, launching, limits, promotion, stragglers
 from rubberband.executor.core import trials as attempts
 from rubberband.executor.core.ends import ends_search
 from rubberband.executor.core.events import (
@@ -126,7 +126,7 @@ class Controller:
         """Whether something may have to be done after an event that changed no trial's status."""
         if lane is None or not isinstance(event, _PROGRESS):
             return True
-        return bool(lane.held.leaving) or lane.missing > 0
+        return bool(lane.held.leaving) or lane.missing > 0 or idle_gpus.holds_idle(lane)
 
     def _look_ahead(self) -> None:
         """Compute both after every event, asked for or not: the budget's reach remembers its last computation, so a
@@ -423,7 +423,7 @@ class Controller:
             self._sync(lane)
             return
         lane.phase = Phase.SCALING
-        lane.needs = None if len(lane.waiters) == len(begun) else lane.needed_instances
+        lane.needs = None if len(lane.waiters) == len(begun) else idle_gpus.needed_at_start(lane)
         lane.launches_left = self.job.launch_attempts
         if not state.buys_none:
             lane.relaunch_at = 0.0
@@ -441,8 +441,8 @@ class Controller:
             promotion.promote(lane)
             state.pending_configs = promotion.pending_configs(lane)
         if lane.waiters:
-            for trial, gang in starts(lane).items():
-                self._commands.append(attempts.start(lane, state.trials[trial], gang))
+            while found := starts(lane):
+                self._commands += [attempts.start(lane, state.trials[trial], gang) for trial, gang in found.items()]
         if lane.runners:
             self._commands += promotion.release_idle(lane)
             return

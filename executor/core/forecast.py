@@ -334,9 +334,10 @@ def iterations_left(lane: LaneState, trial: TrialState) -> int:
 def _trial_left_s(lane: LaneState, trial: TrialState, starts: bool = True, late: float = 0.0) -> float:
     """Seconds from the trial's start, or its latest report, to the stage's end, `late` standard deviations late."""
     state = lane.state
-    left, own = iterations_left(lane, trial), _own_speed(lane, trial)
+    left, own = iterations_left(lane, trial), own_speed(lane, trial)
     runs = trial.status is TrialStatus.RUNNING
-    gpus, profile = lane.chosen.gpus_per_trial, state.profile
+    profile = state.profile
+    gpus = len(trial.gang) if runs and lane.job.resize_in_stage else lane.chosen.gpus_per_trial
     mixed = gang_factor(profile, state, trial.gang) if runs else lane_factor(profile, lane, gpus)
     training_s = left * profile.iteration_s(gpus) * own.factor * mixed
     if late and left > 0:
@@ -345,11 +346,29 @@ def _trial_left_s(lane: LaneState, trial: TrialState, starts: bool = True, late:
     return training_s + (state.profile.trial_startup_s if starts else 0.0)
 
 
+STATED_ENDS = 10.0
+"""Weight of a stated chance of an end, beside what a run sees: as if this many ends had shown it."""
+
+
+def end_chance(state: State) -> float:
+    """Return the probability with which a trial ends by itself after an iteration: as stated and as seen in the run.
+
+    Where none is stated, one trial more counts that has trained to the end, so that few ends do not say much.
+    """
+    stated, last = state.profile.end_chance, state.job.max_iterations
+    ends = sum(trial.ended and trial.iterations < last for trial in state.trials)
+    if not ends and not stated:
+        return 0.0
+    trained = sum(trial.iterations for trial in state.trials)
+    before = STATED_ENDS / stated if stated else last
+    return (ends + stated * before) / (trained + before)
+
+
 _AVERAGE = OwnSpeed(factor=1.0, error=0.0)
 
 
-def _own_speed(lane: LaneState, trial: TrialState) -> OwnSpeed:
-    """How much longer than the profile's the trial's iterations take, by earlier stages and by this one."""
+def own_speed(lane: LaneState, trial: TrialState) -> OwnSpeed:
+    """Return how much longer than the profile's the trial's iterations take, by earlier stages and by this one."""
     state = lane.state
     known = lane.own.get(trial.trial)
     if known is None:

@@ -150,6 +150,37 @@ class SearchEnd:
     expected_cost_usd: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenBack:
+    """Instances were given back within a stage, since no trial was left for them."""
+
+    at_s: float
+    stage: int
+    instances: tuple[str, ...]
+    left_s: float
+    """Seconds until the stage was expected to end."""
+    saved_usd: float
+    """Their expected cost until then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regrouped:
+    """A trial went on with another gang from a checkpoint within a stage: a wider one, or elsewhere."""
+
+    at_s: float
+    trial: int
+    iterations: int
+    gpus_before: int
+    gpus: int
+    """The same number where it moved so that its instance could be given back."""
+    left_s: float
+    """Seconds that the stage would still have taken."""
+    saved_s: float
+    """Seconds by which the stage was expected to end earlier, with all trials that were to go on so."""
+    extra_usd: float
+    """Their expected cost; negative if it saves money."""
+
+
 Record = (
     Setback
     | Promotion
@@ -162,6 +193,8 @@ Record = (
     | TrialCut
     | SearchEnd
     | RestWorth
+    | GivenBack
+    | Regrouped
 )
 Kind = TypeVar("Kind", bound=Record)
 

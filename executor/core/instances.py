@@ -25,7 +25,8 @@ from rubberband.executor.core.events import (
 )
 from rubberband.executor.core.fleet import GONE, LIVE, InstanceRecord, InstanceStatus
 from rubberband.executor.core.forecast import forecast, runs_in_s, speed_of
-from rubberband.executor.core.history import InstanceCapChanged
+from rubberband.executor.core.history import GivenBack, InstanceCapChanged
+from rubberband.executor.core.idle_gpus import unneeded
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.launching import (
     RETRY_DELAY_S,
@@ -303,6 +304,8 @@ def _least_used(lane: LaneState, busy: Sequence[InstanceRecord], count: int) -> 
 
 def release_unneeded(lane: LaneState) -> list[Command]:
     """Give back idle instances that neither the stage nor the next one needs, once trials have ended by themselves."""
+    if lane.job.resize_in_stage:
+        return _release_idle(lane)
     if lane.waiters or not lane.has_ended:
         return []
     following = lane.stage.stage + 1
@@ -311,6 +314,28 @@ def release_unneeded(lane: LaneState) -> list[Command]:
     live = lane.held.live
     idle = [record for record in live if not lane.runners.uses(record.instance)]
     return give_up(lane, idle[: max(0, len(live) - lane.needs)])
+
+
+def _release_idle(lane: LaneState) -> list[Command]:
+    found = unneeded(lane)
+    if found is None:
+        return []
+    state, lane.needs = lane.state, len(lane.held.live) - len(found.records)
+    names = tuple(record.instance for record in found.records)
+    at_s, stage = state.elapsed_s(state.now), lane.stage.stage
+    state.history.add(
+        GivenBack(at_s=at_s, stage=stage, instances=names, left_s=found.left_s, saved_usd=found.saved_usd)
+    )
+    if found.again_usd:
+        predicted = list(state.predicted)
+        following = predicted[stage + 1]
+        predicted[stage + 1] = replace(
+            following,
+            provisioning_s=following.provisioning_s + found.later_s,
+            cost_usd=following.cost_usd + found.again_usd,
+        )
+        state.predicted = tuple(predicted)
+    return give_up(lane, found.records)
 
 
 def release_all(lane: LaneState) -> list[Command]:

@@ -98,6 +98,11 @@ class Job:
     """Trials of each configuration, with seeds of their own, whose numbers follow each other; stages count trials."""
     limits: tuple[Limit, ...] = ()
     """Limits of metrics that a trial has to keep: those that break one rank behind the others."""
+    resize_in_stage: bool = False
+    """Whether GPUs that are idle within a stage are given back or join other gangs; False in older journals."""
+    keeps_width: bool = False
+    """Whether a trial keeps its number of GPUs within a stage: its workers train asynchronously, so that more of them
+    would change what it learns."""
     balances: bool = True
     """Whether a gang of unequal workers is faster than one of its slowest: they divide a batch by their speeds, or do
     not wait for each other."""

@@ -117,6 +117,8 @@ class TrialState:
     """Instant of its start or its latest report."""
     due_at: float = math.inf
     """Instant at which it is taken to hang, unless it makes progress before."""
+    width: int = 0
+    """GPUs of its next attempt, where it waits for another gang within a stage; 0: as planned."""
     last_stage: int = 0
     rung: int = 0
     """How often it was promoted within its stage."""

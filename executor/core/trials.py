@@ -10,6 +10,7 @@ from rubberband.executor.core.events import TrialReported as Reported
 from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.forking import discard, rewind
 from rubberband.executor.core.history import InstanceCapChanged, Setback
+from rubberband.executor.core.idle_gpus import regrouped
 from rubberband.executor.core.placement import place
 from rubberband.executor.core.ranking import merit, repeats_of
 from rubberband.executor.core.state import UNDER_WAY, GangRun, LaneState, State, TrialReport, TrialState, TrialStatus
@@ -28,7 +29,7 @@ FINAL_FAILURES: frozenset[FailureKind] = frozenset({"not_a_number", "no_metric"}
 def start(lane: LaneState, trial: TrialState, gang: Gang) -> StartTrial:
     """Order a queued trial to train on `gang`, until its lane's current stage ends."""
     state = lane.state
-    trial.gang = gang
+    trial.gang, trial.width = gang, 0
     state.put(trial, TrialStatus.RUNNING)
     trial.attempt += 1
     trial.allocation = len(state.allocations)
@@ -89,6 +90,10 @@ def note_report(lane: LaneState, trial: TrialState, event: Reported) -> list[Com
         pause(lane, trial)
     elif event.checkpoint is not None and stops_at_checkpoint(lane, trial):
         orders.append(stop(state, trial, at=at))
+    elif event.checkpoint is not None and (found := regrouped(lane, trial)) is not None:
+        state.history.add(found)
+        orders.append(stop(state, trial, at=at))
+        trial.width, trial.gang = found.gpus, trial.gang if found.gpus > found.gpus_before else ()
     elif lane.held.leaving and moves(lane, trial):
         orders.append(stop(state, trial, at=at, preempted=True))
     return orders
@@ -243,13 +248,19 @@ def _function_changed(state: State) -> None:
 
 
 def starts(lane: LaneState) -> Mapping[int, Gang]:
-    """Trial -> its gang, for the lane's queued trials (in order) for which slots are free."""
+    """Trial -> its gang, for the lane's queued trials (in order) for which slots are free.
+
+    One that is to have a gang of its own width comes alone: ask again for the others.
+    """
     if not lane.waiters or not lane.held.ready:
         return {}
     free = lane.free_slots
     if free.gpus == 0 or (size := lane.gang_size) == 0:
         return {}
     waiting = [trial for trial in lane.waiters.first(free.gpus // size) if lane.state.has_config(trial)]
+    for trial in waiting:
+        if trial.width and (gang := free.place(trial.width, [trial.gang])[0]) is not None:
+            return {trial.trial: gang}
     placed = free.place(size, [trial.gang for trial in waiting])
     return {trial.trial: gang for trial, gang in zip(waiting, placed, strict=True) if gang is not None}
 

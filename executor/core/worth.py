@@ -59,7 +59,7 @@ def worth_of(state: State, now: float, expected: Forecast) -> RestWorth | None:
         return None
     begun = [trial for trial in state.trials if trial.reports or trial.status is TrialStatus.FAILED]
     ranked = [trial for trial in begun if len(trial.reports) >= planner.LEAST_REPORTS and _is_ranked(job, trial)]
-    ranked.sort(key=lambda trial: (merit(job.ranking, trial), trial.trial))
+    ranked.sort(key=lambda trial: (merit(job.ranking, [trial]), trial.trial))
     curves = {trial.trial: _curve(job, trial) for trial in ranked[:_MOST_CURVES]}
     curves = {trial: curve for trial, curve in curves.items() if len(curve.values) >= planner.LEAST_REPORTS}
     place = {trial: number for number, trial in enumerate(curves)}
@@ -88,7 +88,7 @@ def worth_of(state: State, now: float, expected: Forecast) -> RestWorth | None:
 
 
 def _is_ranked(job: Job, trial: TrialState) -> bool:
-    return trial.status is not TrialStatus.FAILED and not merit(job.ranking, trial)[0]
+    return trial.status is not TrialStatus.FAILED and not merit(job.ranking, [trial])[0]
 
 
 def _is_unknown(job: Job, trial: TrialState) -> bool:

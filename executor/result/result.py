@@ -26,8 +26,10 @@ from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.core.history import (
     DecisionResult,
     Fork,
+    GivenBack,
     LimitsExtended,
     Pause,
+    Regrouped,
     Replacement,
     RungResult,
     SearchEnd,
@@ -355,6 +357,10 @@ class Result:
     """In order."""
     replacements: tuple[Replacement, ...] = ()
     """Slow instances that were replaced, in order."""
+    given_back: tuple[GivenBack, ...] = ()
+    """Instances that were given back within a stage, in order."""
+    regrouped: tuple[Regrouped, ...] = ()
+    """Trials that went on with other gangs within a stage, in order."""
     forks: tuple[Fork, ...] = ()
     """Trials that went on from another trial's checkpoint with a configuration of their own, in order."""
     instead_of_spot: str = ""
@@ -633,6 +639,8 @@ def summarise(state: State, setup: Mapping[str, Any], now: float) -> Result:
         pauses=tuple(state.history.of(Pause)),
         replacements=tuple(state.history.of(Replacement)),
         forks=tuple(state.history.of(Fork)),
+        given_back=tuple(state.history.of(GivenBack)),
+        regrouped=tuple(state.history.of(Regrouped)),
         instead_of_spot=_instead_of_spot(state),
         resumable=state.phase is not Phase.FINISHED or can_go_on(state),
         unsaved_trials=sum(

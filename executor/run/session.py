@@ -239,7 +239,7 @@ def make_backend(
     if store is None:
         clock = VirtualClock(last_event_at or 0.0)
         seed = f"{job.name} {spec.seeds[:1]}"
-        noise = Noise(job.profile, job.offer, seed=seed, now=clock.now)
+        noise = Noise(job.profile, job.offer, seed=seed, now=clock.now, end_chance=job.profile.end_chance)
         return VirtualBackend(
             job.name,
             job.offer,

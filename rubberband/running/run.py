@@ -103,6 +103,8 @@ def job_of(found: PlannedExperiment, spent: Spent) -> Job:
         lane_instances=tuple(lane.max_instances for lane in chosen.lanes) if brackets else (),
         balances=experiment.gains_from_mixtures,
         speeds=stand_in_speeds(experiment, problem, found.candidates),
+        resize_in_stage=experiment.constraints.resize_in_stage,
+        keeps_width=experiment.training.mode == "async",
         profiling_s=spent.seconds,
         stop=experiment.search.stop_rules,
     )

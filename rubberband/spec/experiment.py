@@ -79,6 +79,8 @@ class Constraints(Words):
     """A trial without a report for this time counts as hung; by default it follows from the profile."""
     max_failures: Tally = 1
     """Retries of a trial whose process died or hung."""
+    resize_in_stage: Annotated[bool, Field(strict=True)] = True
+    """Whether GPUs that have no trial while others of a stage train are given back or join the gangs of those."""
 
     @property
     def deadline_s(self) -> float | None:

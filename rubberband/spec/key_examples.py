@@ -61,6 +61,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
         "confidence": 0.95,
         "iteration_timeout": "10m",
         "max_failures": 2,
+        "resize_in_stage": False,
     },
     "CsvTracker": {"folder": "results/csv"},
     "GoodputWords": {
@@ -78,6 +79,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
         "resumes": False,
         "trial_cv": 0.1,
         "iteration_cv": 0.05,
+        "end_chance": 0.02,
         "startup_cv": 0.2,
         "mean_cv": 0.05,
         "trial_startup": "5s",

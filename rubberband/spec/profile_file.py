@@ -214,6 +214,9 @@ class ScalingWords(Words):
     """Uncertainty of `seconds_per_iteration` itself (lognormal): an error that all trials of a run share."""
     noise: Law = "lognormal"
     """The law of `trial_cv` and `iteration_cv`."""
+    end_chance: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
+    """Probability that a trial ends by itself after an iteration. Plans and limits take each trial to train to its end;
+    expected times and costs count with it, and so does a rehearsal on the virtual clock."""
     goodput: GoodputWords | None = None
     """For trials that adapt their batch size; `seconds_per_iteration` is still that of a fixed one."""
     asynchronous: AsyncWords | None = None
@@ -258,6 +261,7 @@ class InlineProfile(ScalingWords):
             cold_iteration_extra_s=self.cold_iteration_extra_s,
             **{name: getattr(self, name) for name in VARIATIONS},
             law=self.noise,
+            end_chance=self.end_chance,
             provision_delay_s=provision_delay_s,
             provision_spread=provision_spread,
             init_delay_s=init_delay_s,
@@ -379,6 +383,7 @@ def save_profile(
         **{name: getattr(profile, name) or None for name in _EXTRAS},
         **{name: getattr(profile, name) for name in VARIATIONS},
         "noise": profile.law,
+        "end_chance": profile.end_chance or None,
         "provision_delay_s": profile.provision_delay_s,
         "provision_delay_cv": profile.provision_spread.cv or None,
         "provision_delay_samples_s": _samples(profile.provision_delay_s, profile.provision_spread),

@@ -87,6 +87,8 @@ class Profile:
     """
     law: Law = "lognormal"
     """The law of the noise of trials and iterations."""
+    end_chance: float = 0.0
+    """Probability with which a trial ends by itself after an iteration, as far as it is known before the run."""
     provision_delay_s: float | None = None
     """Seconds from asking for an instance until it runs, where it is known; the mean."""
     provision_spread: Spread = FIXED
@@ -183,6 +185,11 @@ class Profile:
                     f"({less_s:g} s); planned as it is, measure again if that is a surprise"
                 )
         return remarks
+
+
+def until_end(iterations: int, end_chance: float) -> float:
+    """Return the iterations of `iterations` that a trial trains on average, if it may end by itself after each."""
+    return iterations if end_chance == 0.0 else -math.expm1(iterations * math.log1p(-end_chance)) / end_chance
 
 
 WIDE_CV = 0.1

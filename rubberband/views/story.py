@@ -12,10 +12,12 @@ from typing import Any
 from rubberband.executor.core.history import (
     DecisionResult,
     Fork,
+    GivenBack,
     HungInstance,
     InstanceCapChanged,
     LimitsExtended,
     Pause,
+    Regrouped,
     Replacement,
     SearchEnd,
     Setback,
@@ -34,11 +36,11 @@ class StoryLine:
     what: str
     text: str
     kind: str
-    """`sync`, `kept`, `changed`, `extended`, `resumed`, `setback`, `forked`, `pause`, `replaced`, `stopped`,
+    """`sync`, `kept`, `changed`, `extended`, `resumed`, `setback`, `forked`, `pause`, `replaced`, `idle`, `stopped`,
     `worth`."""
 
 
-StoryRecord = Setback | Fork | Pause | LimitsExtended | Replacement | HungInstance | TrialCut
+StoryRecord = Setback | Fork | Pause | LimitsExtended | Replacement | HungInstance | TrialCut | GivenBack | Regrouped
 
 
 def sentence(one: StoryRecord) -> str:
@@ -61,6 +63,11 @@ def sentence(one: StoryRecord) -> str:
                 f"{one.instance} is replaced {_when(one)}: trial {one.trial} hung, and no other trial there has "
                 "reported since"
             )
+        case GivenBack():
+            back = f"{listed(one.instances)} given back: no trial of the stage waits, and it takes another "
+            return f"{back}{duration(one.left_s)}; this is expected to save {usd(one.saved_usd)} USD"
+        case Regrouped():
+            return _regrouped(one)
         case Replacement():
             cost = "costs" if one.extra_usd > 0.0 else "saves"
             return (
@@ -80,6 +87,16 @@ def changes_line(changes: Mapping[str, tuple[Any, Any]]) -> str:
     """Return `lr 0.1 -> 0.12, momentum 0.9 -> 0.8`; a dash where a side lacks the parameter."""
     sides = {name: ["-" if value is None else setting(value) for value in pair] for name, pair in changes.items()}
     return ", ".join(f"{printable(name)} {was} -> {now}" for name, (was, now) in sides.items())
+
+
+def _regrouped(one: Regrouped) -> str:
+    cost = f"{'cost' if one.extra_usd > 0.0 else 'save'} {usd(abs(one.extra_usd))} USD"
+    if one.gpus == one.gpus_before:
+        moved = f"trial {one.trial} moves after iteration {one.iterations}, so that its instance can be given back"
+        late = f", and to end the stage {duration(-one.saved_s)} later" if one.saved_s < 0.0 else ""
+        return f"{moved}; this is expected to {cost}{late}"
+    wider = f"trial {one.trial} takes a gang of {one.gpus} instead of {one.gpus_before} after iteration"
+    return f"{wider} {one.iterations}; the stage is expected to end {duration(one.saved_s)} sooner, and that to {cost}"
 
 
 def _when(one: Replacement | HungInstance) -> str:
@@ -157,6 +174,8 @@ def story(result: Result) -> list[StoryLine]:
         ("trial forked", "forked", result.forks),
         ("driver paused", "pause", result.pauses),
         ("slow instance replaced", "replaced", result.replacements),
+        ("instances given back", "idle", result.given_back),
+        ("other gang", "idle", result.regrouped),
     ):
         found += [StoryLine(at_s=one.at_s, what=what, text=sentence(one) or "unchanged", kind=kind) for one in records]
     return sorted(found, key=lambda entry: entry.at_s)

@@ -6,13 +6,29 @@ import dataclasses
 
 import pytest
 
-from rubberband.executor import Faults, Job, TrialEnd, paid_time
+from rubberband.executor import (
+    Faults,
+    GivenBack,
+    Job,
+    Regrouped,
+    Result,
+    Slot,
+    State,
+    TrialEnd,
+    bill_usd,
+    paid_time,
+    summarise,
+)
+from rubberband.executor.core.forecast import end_chance
 from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan
-from rubberband.values.profile import Profile
+from rubberband.values.profile import Profile, until_end
+from rubberband.views.report.tables import paid_time as paid_table
+from rubberband.views.story import story
 from tests.builders.jobs import JOB
-from tests.builders.virtual_runs import run_virtual
+from tests.builders.results import configurations
+from tests.builders.virtual_runs import jct_s, run_virtual
 
 PROFILE = Profile(seconds_per_iteration={1: 100.0, 2: 55.0, 4: 30.0}, trial_startup_s=10.0)
 OFFER = Offer(
@@ -54,3 +70,117 @@ def test_an_early_end_leaves_idle_time_within_the_stage() -> None:
     state = run_virtual(job, Faults(ends={0: TrialEnd(iterations=1)}))[0].state
     paid = paid_time(state, state.now)
     assert paid.idle_in_stage_gpu_s == pytest.approx(200.0)  # its instance is kept for the next stage
+
+
+# What is done about it
+
+
+def run_both(job: Job, faults: Faults | None = None) -> tuple[State, State]:
+    """Run a job without and with the use of idle GPUs."""
+    without, with_it = (
+        run_virtual(dataclasses.replace(job, resize_in_stage=on), faults)[0].state for on in (False, True)
+    )
+    return without, with_it
+
+
+def test_instances_without_a_trial_in_the_last_wave_are_given_back() -> None:
+    without, with_it = run_both(a_job([(5, 4)], [(4, 1)]))
+    assert (jct_s(without), jct_s(with_it)) == (870.0, 870.0)
+    saved_usd = bill_usd(without, without.now) - bill_usd(with_it, with_it.now)
+    assert saved_usd == pytest.approx(3 * 410.0 * 3.6 / 3600.0)
+    back = with_it.history.of(GivenBack)
+    assert sum(one.saved_usd for one in back) == pytest.approx(saved_usd)
+    assert paid_time(with_it, with_it.now).idle_gpu_s == 0.0
+
+
+def test_an_instance_stays_whose_minimum_is_paid_beyond_the_end_of_the_stage() -> None:
+    offer = dataclasses.replace(OFFER, minimum_billed_s=3600.0)
+    assert not run_both(a_job([(5, 4)], [(4, 1)], offer))[1].history.records
+
+
+def test_instances_of_the_next_stage_are_kept_unless_it_is_surely_cheaper_to_buy_again() -> None:
+    ends = Faults(ends={0: TrialEnd(iterations=1)})
+    _, kept = run_both(a_job([(4, 2), (3, 1)], [(4, 1), (3, 1)]), ends)
+    assert len(kept.history.records) == 1  # the fourth goes at once
+    assert len(kept.instances) == 4  # the others are idle for 100 s, which is cheaper than their start of 50 s
+    slow = a_job([(5, 40), (3, 1)], [(3, 1), (3, 1)])
+    _, again = run_both(slow)
+    assert [one.instances for one in again.history.of(GivenBack)] == [("i-003",)]
+    deadline = dataclasses.replace(slow, deadline_s=slow.prediction.jct_s + 100.0)
+    assert not run_both(deadline)[1].history.records  # there is no room for three starts
+
+
+WIDE = dataclasses.replace(OFFER, gpus=4, max_instances=2)
+
+
+def test_the_last_trial_takes_the_free_gpus_of_its_instance_at_its_next_checkpoint() -> None:
+    without, with_it = run_both(a_job([(5, 4)], [(1, 1)], WIDE, max_gpus_per_trial=4, replan=True))
+    (wider,) = with_it.history.of(Regrouped)
+    assert (wider.trial, wider.iterations, wider.gpus_before, wider.gpus) == (4, 1, 1, 4)
+    assert jct_s(with_it) == pytest.approx(jct_s(without) - wider.saved_s)
+    assert wider.saved_s == pytest.approx(3 * 100.0 - 10.0 - 3 * 30.0)
+    assert bill_usd(with_it, with_it.now) == pytest.approx(bill_usd(without, without.now) + wider.extra_usd)
+    assert [use.gang for use in with_it.allocations if use.trial == 4][-1] == tuple(
+        Slot(instance="i-001", gpu=gpu) for gpu in range(4)
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"keeps_width": True},
+        {"profile": dataclasses.replace(PROFILE, resumes=False)},
+        {"gpus_per_trial_sizes": (1,)},
+        {"max_gpus_per_trial": 1},
+        {"offer": dataclasses.replace(WIDE, billing="per_function")},
+        {"offer": dataclasses.replace(WIDE, trials_per_gpu=2)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_gang_stays_as_it_is_where_it_must(changes: dict[str, object]) -> None:
+    job = a_job([(5, 4)], [(1, 1)], WIDE, max_gpus_per_trial=4, replan=True)
+    assert not run_both(dataclasses.replace(job, **changes))[1].history.of(Regrouped)
+
+
+def test_gpus_that_others_are_about_to_leave_are_waited_for_where_time_decides() -> None:
+    job = a_job([(5, 4)], [(4, 1)], objective="min_time", max_gpus_per_trial=4, replan=True)
+    without, with_it = run_both(job)
+    (wider,) = with_it.history.of(Regrouped)
+    assert (wider.gpus, jct_s(with_it)) == (4, jct_s(without) - 200.0)
+    capped = dataclasses.replace(job, max_cost_usd=bill_usd(with_it, with_it.now) - 0.05)
+    assert bill_usd(run_both(capped)[1], 1e9) <= capped.max_cost_usd  # type: ignore[operator]
+
+
+def test_a_trial_moves_so_that_its_instance_can_be_given_back() -> None:
+    ends = Faults(ends={trial: TrialEnd(iterations=2 + trial // 2) for trial in (0, 1, 2, 4, 5, 6)})
+    job = a_job([(8, 10), (2, 4)], [(2, 1), (1, 1)], WIDE, max_gpus_per_trial=1)
+    without, with_it = run_both(job, ends)
+    (moved,) = with_it.history.of(Regrouped)
+    assert (moved.gpus_before, moved.gpus, moved.saved_s) == (1, 1, pytest.approx(-10.0))
+    assert jct_s(with_it) == jct_s(without) + 10.0  # its start
+    assert bill_usd(with_it, with_it.now) < 0.85 * bill_usd(without, without.now)
+    late = dataclasses.replace(job, deadline_s=jct_s(without) + 5.0)
+    assert not run_both(late, ends)[1].history.of(Regrouped)
+
+
+def test_the_stated_chance_of_an_end_and_what_is_seen_are_one_estimate() -> None:
+    assert until_end(4, 0.0) == 4
+    assert until_end(3, 0.5) == pytest.approx(1.0 + 0.5 + 0.25)
+    assert until_end(10**6, 1e-12) == pytest.approx(10**6)
+    job = a_job([(4, 4)], [(4, 1)])
+    state = run_virtual(job, Faults(ends={0: TrialEnd(iterations=2), 1: TrialEnd(iterations=2)}))[0].state
+    assert end_chance(state) == 2 / (12 + 4)
+    state.profile = dataclasses.replace(PROFILE, end_chance=0.1)
+    assert end_chance(state) == pytest.approx((2 + 10) / (12 + 100))
+
+
+def test_the_report_names_what_was_done() -> None:
+    _, with_it = run_both(a_job([(5, 4)], [(1, 1)], WIDE, max_gpus_per_trial=4, replan=True))
+    result = summarise(with_it, configurations(with_it.job), with_it.now)
+    assert "1 wider gang formed" in paid_table(result).notes[-1]
+    assert Result.from_json(result.to_json()) == result
+    (line,) = [line.text for line in story(result) if line.kind == "idle"]
+    assert line == (
+        "trial 4 takes a gang of 4 instead of 1 after iteration 1; the stage is expected to end 3m20s sooner, and that "
+        "to save 0.2000 USD"
+    )

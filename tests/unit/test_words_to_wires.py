@@ -237,6 +237,7 @@ LINES: dict[str, Line] = {
     "Constraints.objective": (LOCAL, "constraints.objective", "min_cost", "min_time"),
     "Constraints.iteration_timeout": (LOCAL, "constraints.iteration_timeout", "5m", "6m"),
     "Constraints.max_failures": (LOCAL, "constraints.max_failures", 1, 2),
+    "Constraints.resize_in_stage": (LOCAL, "constraints.resize_in_stage", True, False),
     "Resources.provider": (VIRTUAL, "resources.provider", "virtual", "local"),
     "Resources.address": (RAY, "resources.address", "10.0.0.5:6379", "10.0.0.6:6379"),
     "Resources.node_labels": (RAY, "resources.node_labels", {"kind": "a"}, {"kind": "b"}),
@@ -358,6 +359,7 @@ LINES: dict[str, Line] = {
     "InlineProfile.iteration_cv": (NOISY, "profile.iteration_cv", 0.1, 0.2),
     "InlineProfile.startup_cv": (NOISY, "profile.startup_cv", 0.2, 0.4),
     "InlineProfile.mean_cv": (NOISY, "profile.mean_cv", 0.05, 0.1),
+    "InlineProfile.end_chance": (NOISY, "profile.end_chance", 0.0, 0.1),
     "InlineProfile.noise": (NOISY, "profile.noise", "lognormal", "normal"),
     "InlineProfile.trial_startup": (LOCAL, "profile.trial_startup", 3, 4),
     "InlineProfile.first_iteration_extra": (LOCAL, "profile.first_iteration_extra", 1, 2),
@@ -493,6 +495,7 @@ job.confidence: Constraints.confidence
 job.objective plan: Constraints.objective
 job.iteration_timeout_s measuring: Constraints.iteration_timeout
 job.max_failures: Constraints.max_failures
+job.resize_in_stage: Constraints.resize_in_stage
 attempt header.provider job.lease_s job.release_margin_s leases logs measuring offer.init_delay_s offer.instance_type
     offer.provision_delay_s plan segment: Resources.provider
 ray.address: Resources.address
@@ -548,7 +551,7 @@ measured segment.batch: Batch.lr_scaling, Batch.warmup_epochs, Batch.interval
 job.balances measured segment.balance: Batch.balance
 measured segment.verify: Batch.verify
 measured segment.balance: BatchBalance.policy, BatchBalance.max_share
-attempt measured profile.asynchronous segment.training: Training.mode
+attempt job.keeps_width measured profile.asynchronous segment.training: Training.mode
 measured profile.asynchronous segment.training: Training.servers
 measured segment.training: Training.max_staleness
 trackers: Experiment.track, CsvTracker.folder, CsvTracker.type, TensorboardTracker.folder, TensorboardTracker.type,
@@ -564,6 +567,7 @@ plan profile.trial_cv: InlineProfile.trial_cv
 plan profile.iteration_cv: InlineProfile.iteration_cv
 plan profile.startup_cv: InlineProfile.startup_cv
 plan profile.mean_cv: InlineProfile.mean_cv
+profile.end_chance: InlineProfile.end_chance
 plan profile.law: InlineProfile.noise
 plan profile.trial_startup_s: InlineProfile.trial_startup
 profile.first_iteration_extra_s: InlineProfile.first_iteration_extra

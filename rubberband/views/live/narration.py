@@ -28,6 +28,7 @@ from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.forecast import forecast
 from rubberband.executor.core.history import (
     Fork,
+    GivenBack,
     HungInstance,
     InstanceCapChanged,
     Kind,
@@ -35,6 +36,7 @@ from rubberband.executor.core.history import (
     Pause,
     Promotion,
     Record,
+    Regrouped,
     Replacement,
     Setback,
     TrialCut,
@@ -127,6 +129,8 @@ class Narrator:
         said += map(sentence, self._fresh("replacements", state.history.of(Replacement)))
         said += map(sentence, self._fresh("hung", state.history.of(HungInstance)))
         said += map(sentence, self._fresh("cuts", state.history.of(TrialCut)))
+        said += map(sentence, self._fresh("given back", state.history.of(GivenBack)))
+        said += map(sentence, self._fresh("regrouped", state.history.of(Regrouped)))
         said += self._promoted(state)
         said += self._synced(state)
         said += self._decided(state)
@@ -170,6 +174,8 @@ class Narrator:
             "hung": len(state.history.of(HungInstance)),
             "cuts": len(state.history.of(TrialCut)),
             "worths": len(state.history.of(RestWorth)),
+            "given back": len(state.history.of(GivenBack)),
+            "regrouped": len(state.history.of(Regrouped)),
         }
         self._warned = any(trial.reports and trial.reports[0].saved_iterations == 0 for trial in state.trials)
         self._instances = {record.instance for record in state.instances.values() if record.requested_at < now}

@@ -349,6 +349,17 @@ def _idle(paid: PaidTime) -> dict[str, float]:
     return known or {"idle": paid.idle_gpu_s}
 
 
+def _put_to_use(result: Result) -> list[str]:
+    """Return the line about GPUs that would have been idle within stages; none where there were none."""
+    instances = sum(len(one.instances) for one in result.given_back)
+    moved = sum(one.gpus == one.gpus_before for one in result.regrouped)
+    wider = len(result.regrouped) - moved
+    parts = [f"{counted(instances, 'idle instance')} given back"] if instances else []
+    parts += [f"{counted(wider, 'wider gang')} formed"] if wider else []
+    parts += [f"{counted(moved, 'trial')} moved"] if moved else []
+    return [f"Within stages: {', '.join(parts)} (constraints.resize_in_stage)."] if parts else []
+
+
 def paid_time(result: Result) -> TextTable:
     """Return the uses of the paid GPU-seconds, with the whole bill divided in proportion."""
     paid = result.paid
@@ -381,6 +392,7 @@ def paid_time(result: Result) -> TextTable:
             "instances start. Billing minimum: billed beyond the release.",
             f"USD: the whole bill, shared out in proportion to the {result.place}-seconds.",
             *(["Trained again: iterations that no checkpoint held."] if paid.repeated_gpu_s else []),
+            *_put_to_use(result),
         ),
     )
 
