@@ -71,7 +71,7 @@ def test_a_run_without_idle_gpus_is_the_same_event_by_event(job: Job, waves: int
 
 
 @given(jobs() | planned_jobs(st.none(), st.none()), ENDS)
-@settings(deadline=None, max_examples=examples(1000))
+@settings(deadline=None, max_examples=examples(300))
 def test_every_trial_trains_the_same_and_no_run_costs_and_takes_more(job: Job, ends: dict[int, TrialEnd]) -> None:
     job = dataclasses.replace(job, replan=False)
     found = []
@@ -90,7 +90,7 @@ def test_every_trial_trains_the_same_and_no_run_costs_and_takes_more(job: Job, e
 @given(
     planned_jobs(st.sampled_from([0.0, 0.3, 1.0, 2.0]), st.sampled_from([1.01, 1.05, 1.5, 3.0])), ENDS, st.booleans()
 )
-@settings(deadline=None, max_examples=examples(1000))
+@settings(deadline=None, max_examples=examples(300))
 def test_deadline_and_budget_are_kept_that_would_be_kept_without(
     job: Job, ends: dict[int, TrialEnd], fast: bool
 ) -> None:
