@@ -142,14 +142,14 @@ def resume(
 
     folder = open_folder(name)
     if not folder.driven:
-        _require_money(folder, no_cap=no_cap, yes=yes)
+        require_rest(folder, no_cap=no_cap, yes=yes)
         Inbox(folder.inbox).withdraw_cancels()
     with session.cancel_on_signals() as cancelled:
         result = session.run(folder, view=live_view, cancelled=cancelled, address=address)
     _conclude(result)
 
 
-def _require_money(folder: ExperimentFolder, *, no_cap: bool, yes: bool) -> None:
+def require_rest(folder: ExperimentFolder, *, no_cap: bool, yes: bool) -> None:
     """Raise InputError or InfeasibleError where the rest of an experiment may not be paid for, and ask for it."""
     from rubberband.executor.run.allowance import require_going_on
     from rubberband.executor.run.follower import JournalFollower, explaining

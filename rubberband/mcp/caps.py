@@ -85,7 +85,7 @@ class AgentCaps:
         self._require_usd(experiment.name, resources.provider, experiment.constraints.max_cost_usd, None, bills)
 
     def require_extension(self, provider: str, name: str, max_cost_usd: float | None, bills: Iterable[Bill]) -> None:
-        """Raise InputError for a max_cost that an agent may not grant an experiment of its own."""
+        """Raise InputError for a max_cost with which an experiment of an agent may not go on."""
         found = list(bills)
         own = next((bill for bill in found if bill.name == name), None)
         self._require_usd(name, provider, max_cost_usd, own, found)

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -20,6 +21,7 @@ import anyio.to_thread
 from rubberband.client.client import Client
 from rubberband.commands.experiment import RemoteExperiment, open_experiment
 from rubberband.commands.local_experiment import LocalExperiment, local_experiment
+from rubberband.commands.run import require_rest
 from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.journal.folder import (
     ExperimentFolder,
@@ -43,6 +45,8 @@ from rubberband.spec.experiment import Experiment
 from rubberband.states import ACTIVE, ExperimentState
 from rubberband.values.submission import LabelChange, Summary
 
+LOOK_S, START_S = 0.5, 20.0
+"""Time between two looks, and the longest wait for the begin of an experiment."""
 _HOSTED = (sys.executable, "-P", "-m", "rubberband.running.hosted")
 _ESTIMATE = (sys.executable, "-P", "-m", "rubberband.cli", "estimate", "--output=json")
 _OF_A_SERVICE = ("RUBBERBAND_SERVER", "RUBBERBAND_TOKEN")
@@ -172,12 +176,19 @@ class Here(Place):
         self._spawn(folder, HostedRun(attempt=1, resume=False, words=experiment.to_words(), code=code))
 
     def resume(self, name: str) -> None:
-        """Start a process that resumes it."""
+        """Start a process that resumes it, and wait until it has begun."""
         folder = self._folder(name)
-        mark = read_mark(folder)
-        self._spawn(folder, HostedRun(attempt=1 if mark is None else mark.attempt + 1, resume=True, words={}))
+        require_rest(folder, no_cap=False, yes=True)
+        mark, before, until = read_mark(folder), read(folder).resumes, time.monotonic() + START_S
+        order = HostedRun(attempt=1 if mark is None else mark.attempt + 1, resume=True, words={})
+        process = self._spawn(folder, order)
+        while time.monotonic() < until and read(folder).resumes == before:
+            if process.poll() is not None:
+                ending = read_ending(folder)
+                raise InputError(f"experiment {name!r} does not go on: {ending.error if ending else 'it was killed'}")
+            time.sleep(LOOK_S)
 
-    def _spawn(self, folder: ExperimentFolder, order: HostedRun) -> None:
+    def _spawn(self, folder: ExperimentFolder, order: HostedRun) -> subprocess.Popen[bytes]:
         self._started = [process for process in self._started if process.poll() is None]  # no zombie stays
         with holding(folder) as lock:
             if lock is None:
@@ -199,6 +210,7 @@ class Here(Place):
             except OSError as error:
                 raise InputError(f"{folder.path} cannot be written ({error.strerror}); make room") from None
         self._started.append(process)
+        return process
 
     def starting(self, name: str) -> str:
         """Look at its process."""

@@ -15,7 +15,7 @@ from pydantic import Field
 from rubberband.errors import InputError
 from rubberband.files import EXCLUSIVE, locked, make_directories, private
 from rubberband.mcp.caps import TAG, AgentCaps
-from rubberband.mcp.place import Here, Place, Service
+from rubberband.mcp.place import LOOK_S, START_S, Here, Place, Service
 from rubberband.spec.experiment import Experiment, ProfilesByType
 from rubberband.spec.loading import load_experiment
 from rubberband.states import ACTIVE
@@ -26,8 +26,6 @@ _T = TypeVar("_T")
 _FILES = (".yaml", ".yml", ".json")
 _MOST_NOTES = 5
 _MOST_LISTED = 20
-_LOOK_S, _START_S = 0.5, 20.0
-_RESUMED = "applied; it goes on"
 _ALONE_S = 60.0
 """Longest wait for another agent that starts an experiment."""
 
@@ -73,9 +71,9 @@ class Tools:
                 self._place.start(experiment, path)
 
         await _aside(start)
-        until = time.monotonic() + _START_S
+        until = time.monotonic() + START_S
         while (text := await _aside(self._place.starting, experiment.name)) and time.monotonic() < until:
-            await anyio.sleep(_LOOK_S)
+            await anyio.sleep(LOOK_S)
         return text or f"{experiment.name}: started\n{await self.status(experiment.name)}"
 
     async def status(
@@ -96,7 +94,7 @@ class Tools:
             text, is_over = await _aside(self._look, name)
             if is_over or time.monotonic() >= until:
                 return text
-            await anyio.sleep(_LOOK_S)
+            await anyio.sleep(LOOK_S)
 
     def _look(self, name: str) -> tuple[str, bool]:
         if text := self._place.starting(name):
@@ -133,36 +131,30 @@ class Tools:
             str | None, Field(description="Later deadline: a duration from the start such as 2h, or a time with zone.")
         ] = None,
         max_cost: Annotated[float | None, Field(gt=0, description="New max_cost of all of it, in USD.")] = None,
+        target: Annotated[
+            float | None, Field(description="New value of the metric that ends the search (search.stop.target).")
+        ] = None,
         dry_run: Annotated[bool, Field(description="Only show the effect.")] = False,
     ) -> str:
-        """Give an experiment of an agent a later deadline or a larger max_cost, within the cap. One that max_cost has
-        stopped is resumed."""
-        if deadline is None and max_cost is None:
-            raise InputError("extend: nothing to change; give deadline, max_cost, or both")
+        """Give an experiment of an agent a later deadline, a larger max_cost or another target, within the cap. One
+        that has ended is resumed then."""
+        if deadline is None and max_cost is None and target is None:
+            raise InputError("extend: nothing to change; give deadline, max_cost or target")
 
         def grant() -> str:
             with self._alone(), self._place.open(name) as experiment:
                 view = self._own(experiment.look())
-                if max_cost is not None:
-                    self._caps().require_extension(view["provider"], name, max_cost, self._place.bills())
-                found = experiment.extension(deadline, max_cost, granted=not dry_run)
-            text = "\n".join(extension_lines(found))
-            if dry_run:
-                return text
-            if view["state"] != "budget":
-                return f"{text}\napplied"
-            self._place.resume(name)
-            return f"{text}\n{_RESUMED}"
+                goes_on = view["state"] not in ACTIVE
+                if goes_on or max_cost is not None:
+                    most_usd = view["summary"]["max_cost_usd"] if max_cost is None else max_cost
+                    self._caps().require_extension(view["provider"], name, most_usd, self._place.bills())
+                found = experiment.extension(deadline, max_cost, target, granted=not dry_run)
+            if goes_on and not dry_run:
+                self._place.resume(name)
+            done = [] if dry_run else ["applied; it goes on" if goes_on else "applied"]
+            return "\n".join([*extension_lines(found), *done])
 
-        def is_stopped() -> bool:
-            with self._place.open(name) as experiment:
-                return experiment.look()["state"] == "budget"
-
-        text = await _aside(grant)
-        until = time.monotonic() + _START_S
-        while text.endswith(_RESUMED) and time.monotonic() < until and await _aside(is_stopped):
-            await anyio.sleep(_LOOK_S)
-        return text
+        return await _aside(grant)
 
     async def stop(
         self,

@@ -48,9 +48,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def call(tool: str, /, **arguments: Any) -> str:
+def call(tool: str, tools: Tools | None = None, /, **arguments: Any) -> str:
     """What a tool answers. Raises ToolError."""
-    server = make_server(Tools(Path.cwd() / "home", None, Path.cwd()))
+    server = make_server(tools or Tools(Path.cwd() / "home", None, Path.cwd()))
     found: Any = anyio.run(server.call_tool, tool, arguments)
     (content,) = found.content
     text: str = content.text
@@ -71,7 +71,7 @@ def test_malformed_arguments_are_refused_in_one_line_each(home: Path) -> None:
     assert (
         refusal("extend", name="first", max_costs=5) == "extend has no argument 'max_costs'; did you mean 'max_cost'?"
     )
-    assert refusal("extend", name="first").startswith("extend: nothing to change; give deadline, max_cost")
+    assert refusal("extend", name="first").startswith("extend: nothing to change; give deadline, max_cost or target")
     assert refusal("extend", name="first", max_cost="lots").startswith("max_cost: Input should be a valid number")
     assert refusal("status", name="first", wait_s=500) == "wait_s: Input should be less than or equal to 50"
     assert refusal("stop", name="first", trials=["x"]).startswith("trials.0: Input should be a valid integer")
@@ -189,6 +189,22 @@ def test_an_experiment_of_a_person_is_read_and_not_changed(home: Path) -> None:
     assert call("status") == "first: done, 0.15 USD of 1.00 USD, best loss=0.2"
     with local_experiment("first") as found:
         assert found.look()["tags"] == [TAG]
+
+
+def test_a_search_that_has_reached_its_target_goes_on_to_another_within_the_cap(home: Path) -> None:
+    words = {**FILE, "search": {**FILE["search"], "stop": {"target": 0.6}}}  # type: ignore[dict-item]
+    tune(experiment=Experiment(**words), home=home, verbose=0)
+    change_labels(open_folder("first", home), LabelChange(add_tags=(TAG,)))
+    assert "best loss=0.5" in call("status")
+    (home / "policy.yaml").write_text("agents: {max_usd_per_run: 0.5}")
+    line = "agents.max_usd_per_run of policy.yaml: constraints.max_cost is 1.00 USD, more than 0.50 USD"
+    assert refusal("extend", name="first", target=0.3).startswith(line), "it would spend more"
+    (home / "policy.yaml").unlink()
+    tools = Tools(home, None, Path.cwd())
+    assert call("extend", tools, name="first", target=0.3).endswith("\napplied; it goes on")
+    (process,) = tools._place._started  # type: ignore[attr-defined]
+    assert process.wait(30) == 0
+    assert "best      loss=0.25 " in call("status", tools, name="first")
 
 
 def test_tools_and_their_processes_have_no_token(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
