@@ -67,7 +67,7 @@ def test_a_resume_decides_alike(kind: str, seed: int, kill_at: int) -> None:
 
 @pytest.mark.parametrize("target", [0.45, 0.55, 0.75, 0.85, 0.92])
 @pytest.mark.parametrize("kind", ["hyperband", *SEARCHES])
-def test_what_an_end_saves_is_what_the_whole_search_takes(kind: str, target: float) -> None:
+def test_an_early_end_saves_what_the_whole_search_takes(kind: str, target: float) -> None:
     """Exactly where stages end in a SYNC or trials train to their ends; rungs without one depend on the results."""
     job = job_of(kind)
 
