@@ -85,7 +85,7 @@ def unneeded(lane: LaneState) -> GiveBack | None:
     The next stage's are given back too, where it is cheaper to buy them again. An instance whose minimum is paid
     beyond the stage's end costs nothing, and stays.
     """
-    if not holds_idle(lane):
+    if not holds_idle(lane) or lane.held.leaving:  # trials on an instance that is left move to idle ones
         return None
     rest = _Rest(lane)
     if rest.end_s < SHORTEST_S:
@@ -94,11 +94,12 @@ def unneeded(lane: LaneState) -> GiveBack | None:
     idle = [record for record in lane.held.live if record.instance not in used]
     idle = [record for record in idle if record.running_at is None or rest.usd(record, rest.end_s) > 0.0]
     idle.sort(key=rest.prepaid_s)
-    kept = min(len(idle), max(0, rest.needed_next - (len(lane.held.live) - len(idle))))
+    busy, needed = len(lane.held.live) - len(idle), lane.needed_instances
+    kept = min(len(idle), max(0, max(rest.needed_next, needed) - busy))
     spare, later = idle[: len(idle) - kept], idle[len(idle) - kept :]
     if spare and lane.job.replan and rest.held_usd(spare) <= RARELY_BACK * rest.again_usd(len(spare)):
         spare = []  # a replan that wants them again would cost more than they
-    again = rest.bought_again(later) if later else None
+    again = rest.bought_again(later) if later and needed <= busy else None
     if again is not None:
         return again if not spare else replace(again, records=idle, saved_usd=again.saved_usd + rest.held_usd(spare))
     return GiveBack(records=spare, left_s=rest.end_s, saved_usd=rest.held_usd(spare)) if spare else None

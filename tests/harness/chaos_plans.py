@@ -12,6 +12,7 @@ from rubberband.executor import (
     InstanceCapChanged,
     LimitsChanged,
     Phase,
+    Regrouped,
     RestPlanned,
     TrialForked,
     TrialReported,
@@ -181,4 +182,6 @@ class PlanWatch:
             least = job.profile.smallest_gpus
             width = len(trial.gang)
             fits = width == chosen.gpus_per_trial or least <= width < chosen.gpus_per_trial
+            joined = controller.state.history.of(Regrouped)
+            fits = fits or any((one.trial, one.gpus) == (trial.trial, width) for one in joined)
             self._require(fits, f"trial {trial.trial} trains on {width} GPUs of {chosen.gpus_per_trial} planned")

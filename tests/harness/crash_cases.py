@@ -212,6 +212,7 @@ def job_of(markets: str, cap: Cap, iteration_s: float | None = None) -> Job:
         lease_s=LEASE_S,
         boot_lease_s=BOOT_LEASE_S,
         start_attempts=3,
+        resize_in_stage=True,
     )
     if markets in ("asha", "learning"):
         return _as_asha(replace(job, draws=markets == "learning"), first)

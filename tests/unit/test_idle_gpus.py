@@ -9,25 +9,30 @@ import pytest
 from rubberband.executor import (
     Faults,
     GivenBack,
+    InstanceInterrupted,
     Job,
     Regrouped,
     Result,
     Slot,
+    StartTrial,
     State,
     TrialEnd,
+    TrialEnded,
+    TrialStarted,
     bill_usd,
     paid_time,
     summarise,
 )
 from rubberband.executor.core.forecast import end_chance
 from rubberband.planner.exact.model import predict
-from rubberband.values.offer import Offer
+from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile, until_end
 from rubberband.views.report.tables import paid_time as paid_table
 from rubberband.views.story import story
 from tests.builders.jobs import JOB
 from tests.builders.results import configurations
+from tests.builders.stories import begun, kinds
 from tests.builders.virtual_runs import jct_s, run_virtual
 
 PROFILE = Profile(seconds_per_iteration={1: 100.0, 2: 55.0, 4: 30.0}, trial_startup_s=10.0)
@@ -184,3 +189,18 @@ def test_the_report_names_what_was_done() -> None:
         "trial 4 takes a gang of 4 instead of 1 after iteration 1; the stage is expected to end 3m20s sooner, and that "
         "to save 0.2000 USD"
     )
+
+
+def test_an_idle_instance_stays_for_a_trial_whose_instance_is_taken_away() -> None:
+    offer = dataclasses.replace(OFFER, spot=Spot(price_usd_per_hour=1.0, interruptions_per_hour=0.0))
+    job = a_job([(2, 9)], [(2, 1)], offer, resize_in_stage=True)
+    spot = Plan(stages=(dataclasses.replace(job.plan.stages[0], market="spot"),))
+    story = begun(dataclasses.replace(job, plan=spot))
+    for trial in (0, 1):
+        story.tell(TrialStarted, trial=trial, attempt=1)
+        story.report(trial, 0.5)
+    left, stays = (story.state.trials[trial].gang[0].instance for trial in (1, 0))
+    story.tell(InstanceInterrupted, instance=left)
+    assert "ReleaseInstance" not in kinds(story.tell(TrialEnded, trial=0, attempt=1))
+    moved = [order for order in story.report(1, 0.6) if isinstance(order, StartTrial)]
+    assert [slot.instance for order in moved for slot in order.gang] == [stays]
