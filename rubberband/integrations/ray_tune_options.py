@@ -16,6 +16,7 @@ from typing import Any
 from rubberband.cloud.catalogue import table_of
 from rubberband.cloud.offers import offers
 from rubberband.errors import InputError
+from rubberband.integrations.ray_tune_pbt import population_of
 from rubberband.integrations.ray_tune_trials import Stop
 from rubberband.spec.fields import name_like
 from rubberband.spec.resources import MOST_TRIALS_PER_GPU, Resources
@@ -36,6 +37,11 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     ),
     "HyperBandScheduler": ("time_attr", "metric", "mode", "max_t", "reduction_factor", "stop_last_trials"),
     "FIFOScheduler": (),
+    "PopulationBasedTraining": (
+        *("time_attr", "metric", "mode", "perturbation_interval", "burn_in_period", "hyperparam_mutations"),
+        *("quantile_fraction", "resample_probability", "perturbation_factors", "custom_explore_fn", "log_config"),
+        *("require_attrs", "synch"),
+    ),
     "BasicVariantGenerator": ("points_to_evaluate", "max_concurrent", "constant_grid_search", "random_state"),
     "ConcurrencyLimiter": ("searcher", "max_concurrent", "batch"),
     "OptunaSearch": (
@@ -203,7 +209,11 @@ def _fill_search(
     learns = sampling.get("sampler", {}).get("type") == "optuna"
     space, points, trials = _with_grids(space, points, num_samples, learns)
     objective = _objective(config, scheduler, searcher, translated)
-    by_scheduler = _scheduler(scheduler, trials, iterations, limits)
+    if type(scheduler).__name__ == "PopulationBasedTraining":
+        by_scheduler, space, points, notes = population_of(scheduler, space, points, trials, iterations)
+        translated.notes += notes
+    else:
+        by_scheduler = _scheduler(scheduler, trials, iterations, limits)
     if by_scheduler.get("max_t") == "auto":
         translated.notes.append(
             "nothing says how long a trial trains: the plan counts on as long as the limits allow; "
@@ -277,12 +287,16 @@ def _is_drawn(value: Any) -> bool:
 # Schedulers.
 
 
+_OTHERS = {"PB2": "PopulationBasedTraining, which perturbs values and learns no model of them"}
+"""Scheduler without a counterpart -> the one to use instead, if not the usual ones."""
+
+
 def _scheduler(scheduler: Any, trials: int | str, iterations: int | None, limits: Mapping[str, Any]) -> dict[str, Any]:
     kind = type(scheduler).__name__.replace("AsyncHyperBandScheduler", "ASHAScheduler")
     if scheduler is None or kind == "FIFOScheduler":
         return _fifo(trials, iterations, limits)
     if kind not in ("ASHAScheduler", "HyperBandScheduler"):
-        raise InputError(f"{kind} has no counterpart; use ASHAScheduler or HyperBandScheduler")
+        raise InputError(f"{kind} has no counterpart; use {_OTHERS.get(kind, 'ASHAScheduler or HyperBandScheduler')}")
     if scheduler._time_attr != "training_iteration":
         raise refused(f"{kind}(time_attr={scheduler._time_attr!r})")
     if not scheduler._stop_last_trials:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -35,10 +36,12 @@ EXAMPLES = {
 }
 """Example -> what it trains, its trials and the most iterations of one; all with --smoke-test, as Ray Tune trains."""
 REFUSED = {
-    "pbt_example": "PopulationBasedTraining",
-    "pbt_function": "PopulationBasedTraining",
-    "pb2_example": "PB2",
+    "pbt_example": "CheckpointConfig(checkpoint_score_attribute='mean_accuracy') has no counterpart",
+    "pbt_function": "CheckpointConfig(checkpoint_score_attribute='mean_accuracy') has no counterpart",
+    "pb2_example": "PB2 has no counterpart; use PopulationBasedTraining",
 }
+"""Example -> its line. Without two words of CheckpointConfig, those of population based training run."""
+POPULATIONS = ("pbt_example", "pbt_function")
 LOCAL = {"provider": "local", "gpus_per_instance": 1, "price_per_hour": 3.06, "max_instances": 2}
 LIMITS = {"deadline": "20m", "max_cost": 20}
 
@@ -81,13 +84,22 @@ def test_an_example_of_ray_tune_is_accepted(example, monkeypatch):
 
 
 @pytest.mark.parametrize("example", REFUSED)
-def test_population_based_training_is_refused_in_one_line(example, monkeypatch):
+def test_an_example_with_a_word_that_has_no_counterpart_is_refused_in_one_line(example, monkeypatch):
     monkeypatch.setattr(tune, "Tuner", partial(Checked, constraints=LIMITS, resources=LOCAL))
     monkeypatch.setattr("ray.init", lambda **words: None)
     monkeypatch.setattr(sys, "argv", [example, "--smoke-test"])
-    with pytest.raises(InputError, match=f"^{REFUSED[example]} has no counterpart; use ASHAScheduler") as caught:
+    with pytest.raises(InputError, match=f"^{re.escape(REFUSED[example])}") as caught:
         runpy.run_path(path_of(example), run_name="__main__")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("example", POPULATIONS)
+def test_an_example_of_population_based_training_is_accepted_without_those_words(example, monkeypatch):
+    config = tune.CheckpointConfig
+    monkeypatch.setattr(
+        tune, "CheckpointConfig", lambda checkpoint_score_attribute, num_to_keep, **words: config(**words)
+    )
+    assert run_accepted(example, monkeypatch) == 8
 
 
 REPLACED = """

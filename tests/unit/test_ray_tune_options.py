@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import random
 import re
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 from ray import tune
 from ray.tune import schedulers
 from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, MedianStoppingRule, PopulationBasedTraining
+from ray.tune.schedulers.pb2 import PB2
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 from ray.tune.search.optuna import OptunaSearch
 from ray.tune.stopper import (
@@ -309,10 +312,86 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"param_space": {"lr": tune.grid_search([1, 2])}, "num_samples": -1}, "num_samples=-1 with a grid"),
 ]
+
+
+def mutating(mutations: dict[str, Any] | None = None, stop: Any = 8, **words: Any) -> dict[str, Any]:
+    """A search by PopulationBasedTraining."""
+    given = {"time_attr": "training_iteration", "perturbation_interval": 4, **words}
+    scheduler = PopulationBasedTraining(hyperparam_mutations=mutations or {"lr": tune.uniform(0.1, 0.5)}, **given)
+    return {"scheduler": scheduler, "num_samples": 8, "stop": None if stop is None else {"training_iteration": stop}}
+
+
+PBT = {
+    "type": "pbt",
+    "population": 8,
+    "generations": 2,
+    "iterations": 4,
+    "quantile": 0.25,
+    "perturb": [0.8, 1.2],
+    "resample": 0.25,
+    "mutate": ["lr"],
+}
+
+
+def population(monkeypatch: pytest.MonkeyPatch, **given: Any) -> dict[str, Any]:
+    """The search of a population."""
+    asked = mutating(**given)
+    config = tune.TuneConfig(num_samples=8, scheduler=asked["scheduler"], **OBJECTIVE)
+    found: dict[str, Any] = words_of(monkeypatch, tune_config=config, run_config=tune.RunConfig(stop=asked["stop"]))[
+        "search"
+    ]
+    return found
+
+
+def test_population_based_training_has_its_counterpart(monkeypatch, capsys):
+    assert population(monkeypatch)["scheduler"] == PBT
+    given = {"quantile_fraction": 0.5, "perturbation_factors": (2.0, 0.5), "resample_probability": 0.0}
+    changed = {"quantile": 0.5, "perturb": [0.5, 2.0], "resample": 0.0}
+    assert population(monkeypatch, **given)["scheduler"] == PBT | changed
+    assert "trials wait for each other at the end of each generation, as with synch=True" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("mutation", "words"),
+    [
+        (tune.loguniform(1e-3, 0.5), {"type": "loguniform", "lower": 1e-3, "upper": 0.5, "base": 10}),
+        ([0.1, 0.2], {"type": "choice", "values": [0.1, 0.2]}),
+        (lambda: random.uniform(0.1, 0.5), {"type": "uniform", "lower": 0.1, "upper": 0.5}),
+        (lambda: np.random.uniform(0.1, 0.5), {"type": "uniform", "lower": 0.1, "upper": 0.5}),
+        (lambda: random.choice([0.1, 0.5]), {"type": "choice", "values": [0.1, 0.5]}),
+        (lambda: random.randint(1, 8), {"type": "randint", "lower": 1, "upper": 9}),
+        (lambda: np.random.randint(1, 8), {"type": "randint", "lower": 1, "upper": 8}),
+    ],
+)
+def test_a_mutation_is_the_domain_that_it_draws_from(monkeypatch, capsys, mutation, words):
+    space = population(monkeypatch, mutations={"lr": mutation})["space"]
+    assert space["lr"].to_words() == words
+    assert "lr is drawn from hyperparam_mutations also at first" in capsys.readouterr().err
+
+
+def test_a_first_value_that_is_a_constant_is_that_of_all_trials(monkeypatch):
+    asked = mutating()
+    config = tune.TuneConfig(num_samples=8, scheduler=asked["scheduler"], **OBJECTIVE)
+    run = tune.RunConfig(stop=asked["stop"])
+    found = words_of(monkeypatch, param_space={"lr": 0.1, "epochs": 9}, tune_config=config, run_config=run)
+    assert found["search"]["points_to_evaluate"] == [{"lr": 0.1}] * 8
+
+
 REMEDIED: list[tuple[dict[str, Any], str]] = [
     ({"mode": None}, "the search has no metric or mode; write tune.TuneConfig"),
     ({"scheduler": MedianStoppingRule()}, "MedianStoppingRule has no counterpart; use ASHAScheduler"),
-    ({"scheduler": PopulationBasedTraining(hyperparam_mutations={"lr": [1, 2]})}, "PopulationBasedTraining has no"),
+    (
+        {"scheduler": PB2(hyperparam_bounds={"lr": [1, 2]})},
+        "PB2 has no counterpart; use PopulationBasedTraining,",
+    ),
+    (mutating(time_attr="time_total_s"), "generations are counted in iterations; write time_attr='training_iteration'"),
+    (mutating(custom_explore_fn=dict), "PopulationBasedTraining(custom_explore_fn=...) has no counterpart; compute"),
+    (mutating(burn_in_period=6), "burn_in_period=6) has no counterpart beyond perturbation_interval=4; raise that"),
+    (mutating(perturbation_interval=3), "8 iterations are no multiple of perturbation_interval=3; write RunConfig"),
+    (mutating({"lr": lambda: 0.1}), "is <function <lambda> at"),
+    (mutating({"lr": {"low": 1}}), "is a mapping of its own; write its parameters side by side"),
+    (mutating(stop=None), "nothing says how large the search is; add RunConfig(stop={'training_iteration': N})"),
+    (mutating() | {"num_samples": -1}, "nothing says how large the search is; add TuneConfig(num_samples=8)"),
     ({"num_samples": -1}, "without a scheduler the length of a trial is not known; add RunConfig(stop="),
     ({"constraints": {}}, "without a scheduler the length of a trial is not known; add RunConfig(stop="),
     ({"callbacks": [Silent()]}, "RunConfig(callbacks=[Silent(...)]): on_checkpoint() is not called"),
