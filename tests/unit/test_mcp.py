@@ -9,6 +9,8 @@ from typing import Any
 import anyio
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from mcp.server.mcpserver.exceptions import ToolError
 
 from rubberband.commands.local_experiment import local_experiment
@@ -166,6 +168,27 @@ def test_a_month_counts_what_is_spent_and_what_may_be() -> None:
         caps.require_extension("local", "a", 10.01, [runs, done])
     with pytest.raises(InputError, match=r"max_usd_per_month of policy\.yaml: 10\.02 USD of 20\.00 USD are spent"):
         caps.require_extension("local", "a", 10.0, [runs, done, last])
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 12.0), st.floats(0.0, 1.0), st.booleans()), max_size=12))
+def test_no_order_of_starts_and_ends_spends_more_than_the_month_allows(asked: list[tuple[float, float, bool]]) -> None:
+    caps = AgentCaps(AgentPolicy(max_usd_per_run=10.0, max_usd_per_month=20.0), Path("policy.yaml"))
+    bills = list[Bill]()
+    for number, (most_usd, share, ends) in enumerate(asked):
+        words = {**FILE, "name": f"e{number}", "constraints": {"max_cost": most_usd}}
+        words["resources"] = {**FILE["resources"], "provider": "local"}  # type: ignore[dict-item]
+        open_usd = sum(each.month_usd(time.time()) for each in bills)
+        fits = most_usd <= 10.0 and open_usd + most_usd <= 20.0
+        try:
+            caps.require_start(Experiment(**words), asks_service=False, bills=bills)
+            assert fits
+        except InputError:
+            assert not fits
+            continue
+        spent_usd = most_usd * share
+        state = "done" if ends else "running"
+        bills.append(bill(f"e{number}", state, cost_usd=spent_usd, month_cost_usd=spent_usd, max_cost_usd=most_usd))
+    assert sum(each.month_usd(time.time()) for each in bills) <= 20.0 + 1e-6
 
 
 def test_without_a_max_cost_nothing_starts_below_a_cap(home: Path) -> None:

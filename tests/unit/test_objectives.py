@@ -322,6 +322,21 @@ def test_pruners_and_samplers(pruner: str, sampler: str, words: tuple[str, str, 
     assert ("GridSampler has no counterpart" in named) == sampler.startswith("Grid")
 
 
+@pytest.mark.parametrize("changed", ["begins with trial(config)", "decorated"])
+def test_an_objective_with_one_changed_line_is_read_like_any_other(changed: str) -> None:
+    asked = (
+        "    x = trial.suggest_float('x', 0, 1)\n    trial.report(x, 0)\n    trial.report(x / 2, 1)\n    return x / 2\n"
+    )
+    sources = {
+        "begins with trial(config)": f"from rubberband.integrations import optuna as o\n\ndef objective(config):\n    "
+        f"trial = o.trial(config)\n{asked}",
+        "decorated": f"from rubberband.integrations import optuna as o\n\n@o.objective\ndef objective(trial):\n{asked}",
+    }
+    found, _ = init(sources[changed])
+    assert found.search.space["x"].to_words() == {"type": "uniform", "lower": 0, "upper": 1}
+    assert run({"x": 0.5}).stdout.split() == ["value=0.5", "value=0.25"]
+
+
 @pytest.mark.long
 @pytest.mark.ray
 def test_the_winner_is_that_of_the_objective_run_by_hand() -> None:
