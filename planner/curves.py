@@ -114,8 +114,8 @@ def rest_of(
     known = [at for at, curve in enumerate(curves) if len(curve.values) >= LEAST_REPORTS]
     if len(known) < LEAST_CURVES or not {at for chain in chains for at in chain.curves} <= set(known):
         return None
-    order = sorted(known, key=lambda at: (-curves[at].values[-1], *_identity(curves[at])))
-    fitted = order[:_MOST_FITTED]
+    fitted = sorted(known, key=lambda at: -curves[at].values[-1])[:_MOST_FITTED]
+    fitted.sort(key=lambda at: (-curves[at].values[-1], *_identity(curves[at])))
     row_of = {at: row for row, at in enumerate(fitted)}
     model, begun = _Model([curves[at] for at in fitted]), len(known) + given_up
     final = np.full(_DRAWS, -np.inf if ended is None else ended)

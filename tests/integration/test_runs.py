@@ -60,6 +60,22 @@ def test_report_ps_and_logs_mention_it(undisturbed: CommandLine, tmp_path: Path)
     assert "it has 0 to 3" in undisturbed.refused("logs", "sleepy", "4")
 
 
+@pytest.mark.long
+def test_a_rest_that_is_not_worth_its_money_is_not_trained(command_line: CommandLine) -> None:
+    _, errors = command_line("run", "sleepy.yaml", "-s", "search.stop.worth=1e9 per USD")
+    result = command_line.result()
+    assert result.outcome == "done"
+    assert result.ended_by is not None
+    assert result.ended_by.rule == "worth"
+    assert sum(acknowledged(result).values()) == 4 * 4
+    (found,) = result.worths
+    assert f"rest: {found.in_words('score')}" in errors
+    assert result.actual_cost_usd + found.left_usd == pytest.approx(result.ended_by.expected_cost_usd, rel=0.2)
+    assert "not needed: " in command_line.shows("report", "sleepy")
+    assert found.price in command_line.shows("status", "sleepy")
+    assert command_line.nothing_left()
+
+
 def test_after_kill_9_a_resume_finishes_with_the_same_winner_and_trains_nothing_again(
     command_line: CommandLine, undisturbed: CommandLine
 ) -> None:

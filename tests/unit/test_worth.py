@@ -179,3 +179,9 @@ def test_a_resume_decides_alike_wherever_the_driver_died(name: str) -> None:
         assert replayed.state.history.of(SearchEnd) == ends
         assert looks(replayed.state) == looks(run.controller.state)
     assert count > max(points) - 1
+
+
+def test_repeats_of_a_configuration_are_one_curve() -> None:
+    once = looks(searched(falling).controller.state)
+    twice = looks(searched(falling, repeats=2).controller.state)
+    assert [(one.best, one.chances) for one in once] == [(one.best, one.chances) for one in twice]
