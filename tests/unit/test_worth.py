@@ -97,7 +97,13 @@ def test_a_rest_that_brings_nothing_ends_each_scheduler(name: str) -> None:
 
 def test_too_few_reports_tell_nothing_and_end_nothing() -> None:
     scheduler = {"type": "sha", "num_samples": 9, "grace_period": 1, "max_t": 3, "reduction_factor": 3}
-    state = searched(flat, "1000 per USD", scheduler).controller.state
+    run, said = searched(flat, "1000 per USD", scheduler), list[str]()
+    controller, narrator = Controller(run.job), Narrator(run.job)
+    for _, event in run.journal.events():
+        controller.handle(event)
+        said += narrator.lines(event, controller)
+    state = run.controller.state
+    assert sum("its worth is not known yet" in line for line in said) == 1
     assert looks(state) == []
     assert state.outcome == "done"
     assert not state.history.of(SearchEnd)

@@ -19,6 +19,8 @@ from rubberband.executor.core.events import (
     InstanceRefused,
     InstanceReleased,
     LimitsChanged,
+    RestPlanned,
+    RestValued,
     Tick,
     TrialReported,
     TrialsDrawn,
@@ -136,6 +138,9 @@ class Narrator:
         said += self._decided(state)
         worths = self._fresh("worths", state.history.of(RestWorth))
         said += [f"rest: {worth.in_words(printable(self._job.metric))}" for worth in worths]
+        is_asked = self._job.stop.worth_per_usd is not None and not state.history.of(RestWorth)
+        if is_asked and isinstance(event, (RestPlanned, RestValued)):
+            said.append("rest: its worth is not known yet; it needs three trials with four reports each")
         said += self._recalled(state)
         about_instances = self._handed_on(state) + self._scaled(state) + self._training(state)
         said += about_instances if self._details else []
