@@ -515,6 +515,9 @@ class ResourcesDict(TypedDict, total=False):
     """URL of the checkpoint store: a directory that every instance sees, `s3://bucket/prefix`, or a bucket of
     Google (`gs://`), Azure (`az://`, `abfs://`) or Hugging Face (`hf://`). By default one in the experiment's
     folder, and on EC2 one in the bucket of `rubberband aws setup`."""
+    keep: Literal["latest", "best"]
+    """Checkpoints of a trial that are kept: `latest`, the latest two; `best`, also that of its best evaluated
+    iteration, for `rubberband best --iteration best`."""
     env: Mapping[str, str]
     """Variables of trials' processes on every instance, set before the trial's code is imported. Those of a program
     may have `${checkpoint}`, other places and parameters in them, which are filled when it starts."""

@@ -24,6 +24,7 @@ from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.core.state import TrialStatus
 from rubberband.executor.result import rows
 from rubberband.executor.result.result import Result, TrialResult
+from rubberband.executor.result.rows import trial_at
 from rubberband.units import counted, shown
 from rubberband.values.submission import Submission
 from rubberband.views import experiment as views_json
@@ -152,14 +153,22 @@ def get_checkpoint(
     iterations: Annotated[
         int | None, Query(ge=1, description="Iterations of one of `checkpoints`; the latest one by default.")
     ] = None,
+    best: Annotated[
+        bool, Query(description="Whether it is to be that of the best evaluated iteration; 404 if that was not kept.")
+    ] = False,
 ) -> Response:
     """One that is kept, compared by its SHA-256 first. A pickle may run code when it is loaded."""
-    _, trial = found
+    result, trial = found
     kept = {saved.iterations: saved.checkpoint for saved in trial.checkpoints}
     if not kept or trial.checkpoints[0].checkpoint.url.startswith("virtual:"):
         why = "a virtual run trains no model" if kept else "it did not finish an iteration"
         raise HttpProblem(CONFLICT, f"trial {trial.trial} of {experiment.name!r} has no checkpoint: {why}")
     done = trial.checkpoints[0].iterations if iterations is None else iterations
+    if best:
+        try:
+            done = trial_at(result, trial, "best").iterations
+        except InputError as error:
+            raise HttpProblem(NOT_FOUND, str(error)) from None
     if done not in kept:
         raise HttpProblem(
             NOT_FOUND,

@@ -45,13 +45,14 @@ def fork(state: State, event: TrialForked) -> list[Command]:
         state.curves.renew(trial)
     trial.checkpoint, trial.checkpoint_iterations = kept[at]
     trial.before, trial.before_iterations = kept[at + 1] if at + 1 < len(kept) else (None, 0)
+    trial.best, trial.best_iterations = None, 0  # of its present configuration
     present = ConfigSpan(after=event.iterations, trial=trial.trial, configuration=event.configuration)
     trial.configured = (*_until(parent, event.iterations), present)
     trial.failures, trial.ended = 0, False
     if trial.status is TrialStatus.FAILED or trial.status is TrialStatus.COMPLETED:
         state.put(trial, TrialStatus.PAUSED)
     state.forked_configs[trial.trial] = event.configuration
-    return discard(state, freed)
+    return discard(state, trial, freed)
 
 
 def _until(trial: TrialState, iterations: int) -> tuple[ConfigSpan, ...]:
@@ -70,11 +71,12 @@ def rewind(trial: TrialState, iterations: int) -> None:
         trial.configured = (*_until(trial, iterations), again)
 
 
-def discard(state: State, checkpoints: Iterable[CheckpointRef | None]) -> list[Command]:
-    """Order the deletion of checkpoints that a trial has given up, unless a trial still refers to them."""
-    given_up = [checkpoint for checkpoint in checkpoints if checkpoint is not None]
-    if given_up and state.forked_configs:  # until then, no trial has another's
-        kept = {checkpoint.url for trial in state.trials for checkpoint, _ in trial.kept()}
+def discard(state: State, trial: TrialState, checkpoints: Iterable[CheckpointRef | None]) -> list[Command]:
+    """Order the deletion of checkpoints that a trial has given up, unless it or another trial still refers to them."""
+    given_up = list(dict.fromkeys(checkpoint for checkpoint in checkpoints if checkpoint is not None))
+    if given_up:
+        holders = state.trials if state.forked_configs else [trial]  # until then, no trial has another's
+        kept = {checkpoint.url for holder in holders for checkpoint, _ in holder.kept()}
         given_up = [checkpoint for checkpoint in given_up if checkpoint.url not in kept]
     return [DiscardCheckpoint(checkpoint=checkpoint) for checkpoint in given_up]
 

@@ -96,6 +96,8 @@ class Job:
     """Type that may be used instead of the offer's -> speed of one of its GPUs over that of the offer's."""
     repeats: int = 1
     """Trials of each configuration, with seeds of their own, whose numbers follow each other; stages count trials."""
+    keep_best: bool = False
+    """Whether the checkpoint of a trial's best evaluated iteration is kept beside its latest two."""
     limits: tuple[Limit, ...] = ()
     """Limits of metrics that a trial has to keep: those that break one rank behind the others."""
     resize_in_stage: bool = False

@@ -95,6 +95,9 @@ class TrialState:
     before: CheckpointRef | None = None
     """The checkpoint before it, to go back to; None: there is none."""
     before_iterations: int = 0
+    best: CheckpointRef | None = None
+    """The checkpoint of its best evaluated iteration, if that is kept (`Job.keep_best`); it may be one of both."""
+    best_iterations: int = 0
     reports: list[TrialReport] = field(default_factory=list)
     """One for each iteration."""
     inherited: int = 0
@@ -157,6 +160,8 @@ class TrialState:
             yield self.checkpoint, self.checkpoint_iterations
         if self.before is not None:
             yield self.before, self.before_iterations
+        if self.best is not None and self.best not in (self.checkpoint, self.before):
+            yield self.best, self.best_iterations
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,9 +11,11 @@ from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.forking import discard, rewind
 from rubberband.executor.core.history import InstanceCapChanged, Setback
 from rubberband.executor.core.idle_gpus import regrouped
+from rubberband.executor.core.job import Job
 from rubberband.executor.core.placement import place
 from rubberband.executor.core.ranking import merit, repeats_of
 from rubberband.executor.core.state import UNDER_WAY, GangRun, LaneState, State, TrialReport, TrialState, TrialStatus
+from rubberband.values.stopping import is_evaluated
 
 SHORTEST_HANG_S = 60.0
 """A trial that trains is never taken to hang before this long without a report, unless the user set a timeout."""
@@ -119,7 +121,7 @@ def note_late(lane: LaneState, trial: TrialState, event: Reported) -> list[Comma
 
 def _take_in(lane: LaneState, trial: TrialState, event: Reported) -> list[Command]:
     """Add a report to its trial."""
-    replaced = None
+    replaced, best = None, trial.best
     trial.iterations = event.iterations
     if event.checkpoint is not None:
         replaced = trial.before
@@ -138,7 +140,22 @@ def _take_in(lane: LaneState, trial: TrialState, event: Reported) -> list[Comman
         )
     )
     note_result(lane.state, trial)
-    return discard(lane.state, [replaced])
+    if event.checkpoint is not None:
+        _note_best(lane.job, trial)
+    return discard(lane.state, trial, [replaced, best])
+
+
+def _note_best(job: Job, trial: TrialState) -> None:
+    """Keep the latest checkpoint, if its iteration is evaluated and the best one that is kept."""
+    if not job.keep_best or trial.checkpoint is None:
+        return
+    report, best = trial.reports[trial.checkpoint_iterations - 1], None
+    if trial.best is not None:
+        best = job.ranking.merit(trial.reports[trial.best_iterations - 1].metrics)
+    merit = job.ranking.merit(report.metrics)
+    is_result = is_evaluated(report.iterations, report.metrics, job.metric) and not merit[0]
+    if is_result and report.saved_iterations is None and (best is None or merit < best):
+        trial.best, trial.best_iterations = trial.checkpoint, trial.checkpoint_iterations
 
 
 def note_end(lane: LaneState, trial: TrialState) -> None:
@@ -212,10 +229,13 @@ def note_failure(state: State, trial: TrialState, kind: FailureKind, message: st
 def go_back(state: State, trial: TrialState, at: float, reason: str) -> None:
     """The trial's checkpoint is lost: another attempt goes on from the one before, or from the beginning.
 
+    Where the one before is not kept, the best one is, unless that is the lost one.
     The iterations since then are trained again, so that none counts twice. The trial has not failed.
     """
     free(state, trial)
-    iterations = 0 if trial.before is None else trial.before_iterations
+    if trial.best == trial.checkpoint:
+        trial.best, trial.best_iterations = None, 0
+    back, iterations = next(((one, at) for one, at in trial.kept() if one is not trial.checkpoint), (None, 0))
     state.history.add(
         Setback(
             at_s=state.elapsed_s(at),
@@ -225,9 +245,10 @@ def go_back(state: State, trial: TrialState, at: float, reason: str) -> None:
             reason=reason,
         )
     )
-    trial.iterations, trial.checkpoint, trial.before = iterations, trial.before, None
+    trial.iterations, trial.checkpoint, trial.before = iterations, back, None
     trial.checkpoint_iterations, trial.before_iterations = iterations, 0
     rewind(trial, iterations)
+    _note_best(state.job, trial)
     if state.curves is not None:
         state.curves.renew(trial)
     state.put(trial, TrialStatus.QUEUED)
@@ -236,7 +257,7 @@ def go_back(state: State, trial: TrialState, at: float, reason: str) -> None:
 def let_go(state: State, trial: TrialState) -> list[Command]:
     """The trial is stopped: its latest checkpoint is enough."""
     replaced, trial.before = trial.before, None
-    return discard(state, [replaced])
+    return discard(state, trial, [replaced])
 
 
 def _function_changed(state: State) -> None:

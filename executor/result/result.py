@@ -6,7 +6,7 @@ A view of the journal at any moment, also while the experiment runs or after a c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -55,6 +55,7 @@ from rubberband.values.kinds import KINDS, NOT_INSTALLED
 from rubberband.values.offer import BillLine, Place, Unit
 from rubberband.values.plan import Market
 from rubberband.values.ranking import Limit, Ranking, Standing
+from rubberband.values.stopping import is_evaluated
 from rubberband.values.worth import RestWorth
 
 if TYPE_CHECKING:
@@ -116,6 +117,13 @@ def _beats(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return one != other and all(mine <= theirs for mine, theirs in zip(one, other, strict=True))
 
 
+def best_iteration(ranking: Ranking, reports: Iterable[tuple[int, Mapping[str, float]]]) -> int | None:
+    """Return the evaluated iteration with the best result, the first of equal ones; None without any."""
+    evaluated = [(done, metrics) for done, metrics in reports if is_evaluated(done, metrics, ranking.metric)]
+    merits = [(ranking.merit(metrics), done) for done, metrics in evaluated]
+    return min((each for each in merits if not each[0][0]), default=(None, None))[1]
+
+
 SCHEMA = "rubberband.report/1"
 
 
@@ -128,6 +136,8 @@ class KeptCheckpoint:
     """Iterations after which it was written."""
     saved_s: float
     """From the start of the run."""
+    best: bool = False
+    """Whether it is that of the trial's best evaluated iteration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -509,8 +519,19 @@ class Result:
 
         return to_study(self, storage)
 
-    def load_best(self, trial: Code | str, /, *, device: str = "cpu") -> Any:
-        """Return the best trial, restored from its checkpoint in this process, without Ray.
+    def best_at(self, iteration: int | Literal["best", "latest"] = "latest") -> TrialResult:
+        """Return the best trial as it was after an iteration whose checkpoint is kept: its latest, its best, or N.
+
+        Raises InputError if no trial has reported, or that checkpoint was not kept.
+        """
+        from rubberband.executor.result.rows import best_of, trial_at
+
+        return trial_at(self, best_of(self), iteration)
+
+    def load_best(
+        self, trial: Code | str, /, *, device: str = "cpu", iteration: int | Literal["best", "latest"] = "latest"
+    ) -> Any:
+        """Return the best trial, restored from its checkpoint in this process, without Ray; see `best_at`.
 
         `trial` is the class or function that was trained, or its `module:attribute`. A `TorchTrial` has its `model` (in
         evaluation mode, on `device`) and its `config`; a `Trial` was set up and has loaded; of a function, the content
@@ -520,12 +541,13 @@ class Result:
         the checkpoint is missing or does not fit, StoreAwayError if its store is away.
         """
         from rubberband.executor.result.restoring import restore_trial
-        from rubberband.executor.result.rows import best_of
 
-        return restore_trial(best_of(self), trial, is_simulated=self.is_simulated, device=device)
+        return restore_trial(self.best_at(iteration), trial, is_simulated=self.is_simulated, device=device)
 
-    def save_best(self, folder: str | os.PathLike[str], /) -> Path:
-        """Write the files of the best trial's checkpoint into a folder, which is made; return it.
+    def save_best(
+        self, folder: str | os.PathLike[str], /, *, iteration: int | Literal["best", "latest"] = "latest"
+    ) -> Path:
+        """Write the files of the best trial's checkpoint into a folder, which is made; return it. See `best_at`.
 
         The checkpoint is a folder if a command, `transformers` or Ray Tune saved it. A TorchTrial has its model's
         `state_dict()` written into a file of that name, which `torch.load` reads with `weights_only=True`.
@@ -534,9 +556,8 @@ class Result:
         the checkpoint is missing or `folder` cannot be written, StoreAwayError if its store is away.
         """
         from rubberband.executor.result.restoring import save_files
-        from rubberband.executor.result.rows import best_of
 
-        return save_files(best_of(self), folder, is_simulated=self.is_simulated)
+        return save_files(self.best_at(iteration), folder, is_simulated=self.is_simulated)
 
     def __repr__(self) -> str:
         best = "" if self.best is None else f", {self.metric}={self.best.metrics[self.metric]:.3g}"
@@ -716,9 +737,12 @@ def _schedule(trial: TrialState, began: Mapping[int, Mapping[str, Any]]) -> tupl
 
 
 def _saved(state: State, trial: TrialState) -> Iterator[KeptCheckpoint]:
+    own = ((report.iterations, report.metrics) for report in trial.reports[trial.inherited :])
+    best = best_iteration(state.job.ranking, own)
     for checkpoint, iterations in trial.kept():
         saved_s = trial.reports[iterations - 1].reported_at - state.started_at
-        yield KeptCheckpoint(checkpoint=checkpoint, iterations=iterations, saved_s=saved_s)
+        is_best = iterations == best
+        yield KeptCheckpoint(checkpoint=checkpoint, iterations=iterations, saved_s=saved_s, best=is_best)
 
 
 def _stage(state: State, index: int, at: float) -> StageResult:

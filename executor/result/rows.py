@@ -8,12 +8,13 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from rubberband import markup
 from rubberband.errors import InputError
 from rubberband.executor.core.state import TrialStatus
-from rubberband.executor.result.result import Busy, Result, StageResult, TrialResult
+from rubberband.executor.result.result import Busy, Result, StageResult, TrialResult, best_iteration
 from rubberband.installation import require
 from rubberband.spec.space import canonical
 from rubberband.units import counted, duration, format_usd, gpus_each, in_unit
@@ -199,6 +200,26 @@ def best_of(result: Result) -> TrialResult:
             f"`rubberband logs {result.name}` shows why"
         )
     return result.best
+
+
+def trial_at(result: Result, trial: TrialResult, iteration: int | Literal["best", "latest"]) -> TrialResult:
+    """Return a trial as it was after an iteration whose checkpoint is kept.
+
+    Raises InputError if that was not kept.
+    """
+    if iteration == "latest":
+        return trial
+    curve = {done: metrics for _, done, metrics in trial.curve}
+    done = best_iteration(result.ranking, curve.items()) if iteration == "best" else iteration
+    saved = next((one for one in trial.checkpoints if one.iterations == done), None)
+    if saved is not None:
+        return replace(trial, checkpoint=saved.checkpoint, iterations=saved.iterations, metrics=curve[saved.iterations])
+    kept = " and ".join(str(one.iterations) for one in trial.checkpoints) or "none"
+    what = f"trial {trial.trial} was best after {done} iterations" if iteration == "best" else f"iteration {iteration}"
+    if done is None:
+        what = f"trial {trial.trial} has evaluated no iteration"
+    fix = "; set resources.keep: best to keep it from the start" if iteration == "best" else ""
+    raise InputError(f"{what}: its checkpoint was not kept (kept: {kept}){fix}")
 
 
 # A result as `print` and a notebook show it: outcome, best configuration, stages and best trials. Pure.

@@ -244,6 +244,8 @@ class SavedCheckpoint(Answer):
     """Iterations after which it was written."""
     saved_s: float
     """From the start of the run."""
+    best: bool
+    """Whether it is that of the trial's best evaluated iteration."""
 
 
 class ScheduleStep(Answer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -115,6 +115,10 @@ def best(
     out: Annotated[
         Path | None, option("--out", "FOLDER", "Write the files of the trial's checkpoint into this folder.")
     ] = None,
+    iteration: Annotated[
+        str,
+        option("--iteration", "WHICH", "Which checkpoint of the best trial: latest, best (of its evaluations), or N."),
+    ] = "latest",
     output: TextOption = TextFormat.text,
     server: ServerOption = None,
     on: OnOption = None,
@@ -125,11 +129,15 @@ def best(
     the state_dict of a TorchTrial's model is written into a file, and the files of a checkpoint that is a folder (of a
     command, transformers or Ray Tune) into another one; `result.load_best` loads other trials in Python.
     """
-    from rubberband.executor.result.rows import best_of
     from rubberband.views.experiment import plain
 
+    if not (iteration in ("latest", "best") or (iteration.isascii() and iteration.isdigit())):
+        raise InputError(f"--iteration {iteration}: give latest, best, or a number of iterations")
+    which: Any = int(iteration) if iteration.isdigit() else iteration
     result = _result(name, client_of(server))
-    found = best_of(result)
+    found = result.best_at(which)
+    if which != "latest":
+        result = replace(result, best=found)
     if out is not None:
         print(f"wrote {result.save_best(out)}", file=sys.stderr)
     if output is TextFormat.json:

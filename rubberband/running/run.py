@@ -80,6 +80,7 @@ def job_of(found: PlannedExperiment, spent: Spent) -> Job:
         metric=experiment.search.metric,
         mode=experiment.search.mode,
         repeats=experiment.search.repeats,
+        keep_best=resources.keep == "best",
         limits=experiment.search.limits,
         deadline_s=constraints.deadline_s,
         deadline_at=None if kind.is_simulated else experiment.constraints.deadline_at,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -334,6 +334,9 @@ class Resources(Words):
     """URL of the checkpoint store: a directory that every instance sees, `s3://bucket/prefix`, or a bucket of Google
     (`gs://`), Azure (`az://`, `abfs://`) or Hugging Face (`hf://`). By default one in the experiment's folder, and on
     EC2 one in the bucket of `rubberband aws setup`."""
+    keep: Literal["latest", "best"] = "latest"
+    """Checkpoints of a trial that are kept: `latest`, the latest two; `best`, also that of its best evaluated
+    iteration, for `rubberband best --iteration best`."""
     env: Annotated[
         dict[Annotated[str, AfterValidator(variable_name)], Annotated[str, BeforeValidator(_text)]],
         Field(max_length=1000),

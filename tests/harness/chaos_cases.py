@@ -231,6 +231,7 @@ def random_case(source: Random, family: Family | None = None, *, replan: bool | 
         lane_instances=() if divided is None else divided.quotas,
         draws=family in LEARNING,
         repeats=repeats,
+        keep_best=len(stages) % 2 == 0 or repeats > 1,
         limits=(Limit(metric="latency", at_most=20.0),) if repeats > 1 else (),
     )
     weather = source.choices(list(WEATHERS), weights=[1, 2, 5, 2])[0]

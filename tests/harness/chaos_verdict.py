@@ -18,6 +18,9 @@ def after_the_end(run: Run, finish: Finish | None) -> list[str]:
     """Return what is left, and what was not as it must be on the way."""
     provider, now = run.backend.provider, run.clock.now()
     wrong = []
+    for trial in run.controller.state.trials:
+        gone = [ref.url for ref, _ in trial.kept() if ref.url in run.backend.discarded]
+        wrong += [f"trial {trial.trial} keeps {url}, which was discarded" for url in gone]
     for status in provider.describe():
         if status.reason:
             run.seen[status.reason] += 1

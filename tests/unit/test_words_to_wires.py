@@ -152,6 +152,7 @@ LINES: dict[str, Line] = {
     "Search.space": (LOCAL, "search.space", {"lr": 0.5}, {"rate": 0.5}),
     "Search.scheduler": (LOCAL, "search.scheduler", SHA, _asha("none")),
     "Search.sampler": (LOCAL, "search.sampler", {"type": "random"}, {"type": "quasi"}),
+    "Resources.keep": (LOCAL, "resources.keep", "latest", "best"),
     "Search.repeats": (LOCAL, "search.repeats", 1, 2),
     "Search.points_to_evaluate": (LOCAL, "search.points_to_evaluate", [{"lr": 0.01}], [{"lr": 0.02}]),
     "Search.evaluated_rewards": (
@@ -524,6 +525,7 @@ offer.head_price_usd_per_hour plan: Resources.head_price_per_hour
 job.lease_s lease leases: Resources.lease
 logs: Resources.log_limit
 header.checkpoints: Resources.checkpoints
+job.keep_best: Resources.keep
 environment measured: Resources.env
 environment: Resources.secrets
 ec2.offers measuring offer.side_costs plan worker.BlockDeviceMappings: Resources.aws, Aws.volume_gb
