@@ -18,13 +18,14 @@ _MODULES = {
         "DriverResumed DriverStopped EndedInstance Event FailureKind Finish Gang InstanceInterrupted "
         "InstanceLost InstancePriced InstanceReady InstanceRefused InstanceReleased InstanceRunning "
         "LaunchInstance LimitsChanged LiveInstance ReleaseInstance RestPlanned Slot StartTrial Started "
-        "StopTrial Tick TrialEnded TrialFailed TrialForked TrialReported TrialStarted TrialStopRequested TrialsDrawn "
-        "WITHOUT_CHECKPOINT"
+        "StopTrial Tick TrialEnded TrialFailed TrialForked TrialReported TrialStarted TrialStopRequested TrialsAdded "
+        "TrialsDrawn WITHOUT_CHECKPOINT"
     ),
     "core.extending": "Extension Limits Outlook extension limits_of",
     "core.fleet": "InstanceStatus",
     "core.forecast": "Forecast expected_iterations forecast",
-    "core.history": "DecisionResult Fork GivenBack InstanceCapChanged LimitsExtended Regrouped Replacement Setback",
+    "core.history": "DecisionResult Fork GivenBack InstanceCapChanged LimitsExtended Regrouped Replacement Setback "
+    "TrialsJoined",
     "core.job": "Job brackets_of",
     "core.measured": "measured",
     "core.replanning": "decide_replan held_instances decide_within limits remaining",

@@ -1,4 +1,4 @@
-"""Configurations that are drawn while a job runs, by Optuna's samplers or for a bracket that is added.
+"""Configurations that are drawn while a job runs: by Optuna's samplers, or for trials that are added.
 
 With Optuna, a study made from the results so far proposes those of a batch of trials. It lives for one batch, is made
 from the journal's results, and its random numbers follow from the seed and the batch's first trial: no state of a
@@ -14,13 +14,17 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from rubberband.executor.core.events import TrialForked, TrialsDrawn
+from rubberband.errors import InputError
+from rubberband.executor.core.events import TrialForked, TrialsAdded, TrialsDrawn
 from rubberband.executor.core.forking import givers, takers
 from rubberband.executor.core.state import LaneState, State, TrialState, TrialStatus
-from rubberband.spec.samplers import Configuration, Path, configured, hashed, leaves, sample, trial_seed
-from rubberband.spec.search import Also, Search
+from rubberband.executor.journal.inbox import DriverRequest, NewTrials
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.samplers import Configuration, Path, completed, configured, hashed, leaves, sample, trial_seed
+from rubberband.spec.search import MAX_TRIALS, Also, Search
 from rubberband.spec.space import DOMAINS, Domain, SubSpace, canonical
 from rubberband.units import counted
 from rubberband.values.ranking import Limit
@@ -55,31 +59,104 @@ def draw(
 
     Without enough results they are drawn at random, as the sampler `random` does.
     """
-    name, repeats = search.sampler.algorithm, search.repeats
-    first, count = trials[0] // repeats, len(trials) // repeats
-    if not search.sampler.learns:
-        every = sample(search.space, search.sampler.type, first + count, search.sampler.seed, search.points_to_train)
-        return TrialsDrawn(
-            occurred_at=now(),
-            first_trial=trials[0],
-            configurations=_repeated(every[first:], repeats),
-            reason=f"by the {name} sampler",
-        )
-    enough = search.results_needed
-    iterations, known = known_results(search, state, drawn, enough)
-    results = sum(entry.values is not None for entry in known)
-    reason = f"by {name} from {counted(results, 'result')} after {counted(iterations, 'iteration')}"
-    if results < enough:
-        reason = f"at random: {name} needs {counted(enough, 'result')} and there are {results}"
-    proposed = propose(search, known, first, count)
+    repeats = search.repeats
+    proposed, reason = _learned(search, state, drawn, trials[0] // repeats, len(trials) // repeats)
     return TrialsDrawn(
         occurred_at=now(), first_trial=trials[0], configurations=_repeated(proposed, repeats), reason=reason
     )
 
 
-def _repeated(configurations: Sequence[Configuration], repeats: int) -> tuple[Configuration, ...]:
+def _repeated(configurations: Sequence[Any], repeats: int) -> tuple[Any, ...]:
     """Return the configuration of each trial: all repeats of one have the same."""
     return tuple(configuration for configuration in configurations for _ in range(repeats))
+
+
+def _learned(
+    search: Search, state: State, drawn: Mapping[int, Mapping[str, Any]], first: int, count: int
+) -> tuple[list[Configuration], str]:
+    """Return `count` configurations, of which the first is number `first`, and how they were drawn."""
+    name, enough = search.sampler.algorithm, search.results_needed
+    iterations, known = known_results(search, state, drawn, enough)
+    results = sum(entry.values is not None for entry in known)
+    reason = f"by {name} from {counted(results, 'result')} after {counted(iterations, 'iteration')}"
+    if results < enough:
+        reason = f"at random: {name} needs {counted(enough, 'result')} and there are {results}"
+    return propose(search, known, first, count), reason
+
+
+class Additions:
+    """Makes the events of requests for trials. `previews` leave the configurations of a sampler that learns out."""
+
+    def __init__(self, setup: Mapping[str, Any], *, previews: bool = False) -> None:
+        """`setup` is that of the journal's header."""
+        self._setup, self._previews = setup, previews
+
+    @cached_property
+    def search(self) -> Search:
+        """The search as its file describes it, with a number as size."""
+        return Experiment.kept(self._setup["experiment"]).search
+
+    def __call__(self, state: State, asked: DriverRequest, now: float) -> TrialsAdded:
+        """Return the event. Raises InputError for values outside the space, and a trial that cannot be cloned."""
+        scheduler, trials = self.search.scheduler, asked.trials or NewTrials()
+        if scheduler.type == "pbt":
+            raise InputError("a population keeps its size: its trials take over each other's checkpoints")
+        if trials.from_checkpoint and self.search.repeats > 1:
+            raise InputError("repeats of a configuration have checkpoints of their own; leave --from-checkpoint out")
+        configs, reason = self._configurations(state, trials)
+        parent, changes, done = trials.clone_of, dict[str, tuple[Any, Any]](), 0
+        if parent is not None:
+            before, after = configurations(state, self._setup).get(parent, {}), configs[0] or {}
+            names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+            changes = {name: (before.get(name), after.get(name)) for name in names}
+            done = state.trials[parent].checkpoint_iterations if trials.from_checkpoint else 0
+        return TrialsAdded(
+            occurred_at=now,
+            request=asked.id,
+            configurations=_repeated(configs, self.search.repeats),
+            stages=self.search.repeated(scheduler.chain(len(configs))),
+            reduction_factor=scheduler.eta,
+            sampled=trials.count * self.search.repeats,
+            clone_of=parent,
+            changes=changes,
+            from_iterations=done,
+            reason=reason,
+        )
+
+    def _configurations(self, state: State, trials: NewTrials) -> tuple[Sequence[Mapping[str, Any] | None], str]:
+        """Return the configurations, None where one is drawn as its trials start, and how they were drawn."""
+        search, sampler, repeats = self.search, self.search.sampler, self.search.repeats
+        first, number = state.sampled_trials // repeats, len(state.trials) // repeats
+        known = configurations(state, self._setup)
+        if not trials.count:
+            if trials.clone_of is not None:
+                _require_clonable(state, trials.clone_of, from_checkpoint=trials.from_checkpoint)
+            base = None if trials.clone_of is None else known.get(trials.clone_of, {})
+            return [completed(search.space, trials.configuration, sampler.seed, number, base)], ""
+        if sampler.type == "grid":
+            raise InputError("num_samples: every configuration of the grid is a trial; add others by `rubberband add`")
+        if (number + trials.count) * repeats > MAX_TRIALS:
+            raise InputError(f"num_samples: a search has at most {MAX_TRIALS:,} trials; add fewer")
+        if sampler.learns and (self._previews or not state.job.has_sync):
+            return [None] * trials.count, ""
+        if sampler.learns:
+            return _learned(search, state, known, number, trials.count)
+        every = sample(search.space, sampler.type, first + trials.count, sampler.seed, search.points_to_train)
+        return every[first:], f"by the {sampler.algorithm} sampler"
+
+
+def _require_clonable(state: State, number: int, *, from_checkpoint: bool) -> None:
+    """Raise InputError for a trial that the search has not, or a checkpoint from which nothing is left to train."""
+    if number >= len(state.trials):
+        raise InputError(f"there is no trial {number}; it has 0 to {len(state.trials) - 1}")
+    trial = state.trials[number]
+    if not from_checkpoint:
+        return
+    if trial.checkpoint is None:
+        raise InputError(f"trial {number} has no checkpoint; wait for its first one, or leave --from-checkpoint out")
+    if trial.checkpoint_iterations >= state.job.max_iterations:
+        trained = counted(state.job.max_iterations, "iteration")
+        raise InputError(f"trial {number} has trained all of its {trained}; leave --from-checkpoint out to begin anew")
 
 
 def explore(

@@ -37,7 +37,9 @@ _PANELS: dict[Panel, dict[str, tuple[str, str]]] = {
         "logs": ("experiment", "Print the output and the errors of trials."),
         "cancel": ("experiment", "Cancel a running experiment."),
         "stop": ("experiment", "Stop single trials of a running experiment."),
-        "extend": ("experiment", "Give more time, budget or another target."),
+        "extend": ("experiment", "Give more time, money, trials, a target."),
+        "add": ("experiment", "Add a configuration to a search."),
+        "clone": ("experiment", "Add a changed copy of a trial."),
         "scale": ("experiment", "Limit a running experiment's instances."),
     },
     "Results": {

@@ -47,7 +47,7 @@ OVER = frozenset(ExperimentState) - ACTIVE - {ExperimentState.INTERRUPTED, Exper
 EXPLAINED = frozenset(ExperimentState) - {ExperimentState.RUNNING, ExperimentState.DONE, ExperimentState.CANCELLED}
 """States whose reason says more than the state."""
 
-Action = Literal["cancel", "resume", "extend", "limit", "stop", "delete"]
+Action = Literal["cancel", "resume", "extend", "add", "limit", "stop", "delete"]
 Fact = Literal["here", "measured", "begun", "targeted", "open", "ended"]
 """Facts that a state does not have.
 
@@ -82,34 +82,47 @@ _RUNS = _never("only an experiment that has ended is deleted; cancel it, and del
 _MEASURED = Condition("measured", "it ended while its profile was measured; submit it again")
 _BEGUN = Condition("begun", "it has not started, so its rest cannot be planned; try again once it runs")
 _TARGETED = Condition("targeted", _NEW)
-_HARDER = Condition("open", "it has reached its target; give a harder one first (extend --target), then resume it")
 _STILL = _never("it is not running; resume it first")
 _SOON = _never("it has not started; try again once it runs")
+_ENDED_EARLY = _never("it ended early; resume it, and add trials then")
+_AGAIN = Condition(
+    "open",
+    "it is over; extend it first (--num-samples, or a harder --target), or run it under another name",
+)
 _RAISED = Condition("open", "raise max_cost first (extend), then resume it")
 _BLAMELESS = Condition("open", "its trials failed in their own code; fix it, then: `rubberband run FILE --new`")
 
 _ACTIONS: tuple[Action, ...] = get_args(Action)
 _Rules = Mapping[Action, tuple[Condition, ...]]
-_SOONER: _Rules = {"cancel": (), "extend": (_BEGUN,), "limit": _SOON, "stop": _SOON, "delete": _RUNS}
+_SOONER: _Rules = {
+    "cancel": (),
+    "extend": (_BEGUN,),
+    "add": _SOON,
+    "limit": _SOON,
+    "stop": _SOON,
+    "delete": _RUNS,
+}
 """Before it runs."""
-_LATER: _Rules = {"cancel": _OVER, "limit": _STILL, "stop": _STILL, "delete": _RELEASED}
+_LATER: _Rules = {"cancel": _OVER, "add": _ENDED_EARLY, "limit": _STILL, "stop": _STILL, "delete": _RELEASED}
 """After it ran, where a resume may continue it."""
 _CONDITIONS: Mapping[ExperimentState, _Rules] = {
     ExperimentState.QUEUED: {**_SOONER, "resume": _never("it starts automatically as soon as a slot is free")},
     ExperimentState.STARTING: {**_SOONER, "resume": _UNDER_WAY},
-    ExperimentState.RUNNING: {**_SOONER, "resume": _UNDER_WAY, "limit": (), "stop": ()},
+    ExperimentState.RUNNING: {**_SOONER, "resume": _UNDER_WAY, "add": (), "limit": (), "stop": ()},
     ExperimentState.INTERRUPTED: {
         "cancel": _never("it is not running; to end what is left at once, resume it and then cancel it"),
         "resume": (_HERE, _MEASURED),
         "extend": (_BEGUN,),
+        "add": (_HERE, _BEGUN),
         "limit": _STILL,
         "stop": _STILL,
         "delete": _never(_INSTANCES),
     },
     ExperimentState.DONE: {
         **dict.fromkeys(_ACTIONS, _OVER),
-        "resume": (_TARGETED, _HERE, _HARDER),
         "extend": (_TARGETED,),
+        "add": (_HERE,),
+        "resume": (_HERE, _AGAIN),
         "delete": _RELEASED,
     },
     # To cancel it again is answered as before (the same request may arrive twice), and is not offered.

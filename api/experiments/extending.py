@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -18,8 +18,8 @@ from rubberband.api.plans.process import RestAnswer, RestQuestion, instant_of, w
 from rubberband.api.problems import REFUSED, UNAVAILABLE, HttpProblem
 from rubberband.api.settings import Settings
 from rubberband.api.store import Store
-from rubberband.executor.core.extending import Extension
-from rubberband.executor.journal.inbox import DriverRequest, Inbox
+from rubberband.executor.core.extending import Extension, Limits
+from rubberband.executor.journal.inbox import DriverRequest, Inbox, NewTrials
 from rubberband.executor.run import allowance
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
@@ -33,6 +33,24 @@ if TYPE_CHECKING:
 _TRIES = 5
 _PAUSE_S = 0.2
 """The watcher reads a journal somewhat later than a planning process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Other limits, more trials, or both, for an experiment."""
+
+    deadline: object = None
+    max_cost_usd: float | None = None
+    target: float | None = None
+    num_samples: object = None
+    """`+16`, or how many trials the search is to have in all."""
+    trials: NewTrials | None = None
+    """One that is given."""
+
+    @property
+    def adds(self) -> bool:
+        """Whether trials are to be added."""
+        return self.num_samples is not None or self.trials is not None
 
 
 class LockOfEach:
@@ -58,41 +76,23 @@ class Extensions:
         self._budgets = budgets
         self._granting = LockOfEach()
 
-    async def outlook(
-        self,
-        plans: Plans,
-        name: str,
-        deadline: object,
-        max_cost_usd: float | None,
-        target: float | None,
-        caller: str,
-    ) -> Extension:
-        """Return the expected effect of limits, which a planning process previews. Raises Problem."""
-        question = partial(self.question, deadline=deadline, max_cost_usd=max_cost_usd, target=target)
-        asked = await asyncio.to_thread(question, name)
+    async def outlook(self, plans: Plans, name: str, wanted: Wanted, caller: str) -> Extension:
+        """Return the expected effect of limits or trials, which a planning process previews. Raises Problem."""
+        asked = await asyncio.to_thread(self.question, name, wanted)
         found = asked if isinstance(asked, Extension) else (await plans.rest(asked, caller)).extension
         await asyncio.to_thread(self._require_money, name, found)
         return found
 
     async def planned_and_granted(
-        self,
-        plans: Plans,
-        name: str,
-        deadline: object,
-        max_cost_usd: float | None,
-        target: float | None,
-        caller: str,
-        *,
-        request: str,
+        self, plans: Plans, name: str, wanted: Wanted, caller: str, *, request: str
     ) -> Extension:
-        """Put limits in force, once for each `request`, and return the expected effect. Raises Problem.
+        """Put limits in force or add trials, once for each `request`, and return the effect. Raises Problem.
 
-        If the experiment's limits change meanwhile, the effect is planned again.
+        If the experiment's limits or trials change meanwhile, the effect is planned again.
         """
-        limits: dict[str, Any] = {"deadline": deadline, "max_cost_usd": max_cost_usd, "target": target}
-        question = partial(self.question, request=request, **limits)
+        question = partial(self.question, request=request)
         for _ in range(_TRIES):
-            asked = await asyncio.to_thread(question, name)
+            asked = await asyncio.to_thread(question, name, wanted)
             if isinstance(asked, Extension):
                 return asked
             answer = await plans.rest(asked, caller)
@@ -113,37 +113,32 @@ class Extensions:
             bill_usd = self._budgets.bill_usd(row)
             self._budgets.require_extension(row, extension, self._settings.clock(), bill_usd=bill_usd)
 
-    def question(
-        self,
-        name: str,
-        *,
-        deadline: object = None,
-        max_cost_usd: float | None = None,
-        target: float | None = None,
-        request: str = "",
-    ) -> Extension | RestQuestion:
-        """Return the question to plan for these limits, or the answer that the same `request` had before."""
-        row = self._journals.row(name)
+    def question(self, name: str, wanted: Wanted, *, request: str = "") -> Extension | RestQuestion:
+        """Return the question to plan for these limits and trials, or the answer that the same `request` had before."""
+        row, deadline, max_cost_usd = self._journals.row(name), wanted.deadline, wanted.max_cost_usd
         if request and (granted := self._granted(row, request)) is not None:
             return granted
         most_usd = self._settings.limits.max_cost_usd
         if most_usd is not None and max_cost_usd is not None and max_cost_usd > most_usd:
             asked = f"max_cost={format_usd(max_cost_usd)}"
             raise HttpProblem(REFUSED, f"{asked} is more than is allowed here ({format_usd(most_usd)})")
-        self._journals.require(row, "extend")
+        self._journals.require(row, "add" if wanted.adds else "extend")
         with raised_as_problems():
             # A duration counts from the submission, or from the start of what was run by hand.
             instant = deadline if deadline is None or not row.words else instant_of(deadline, row.created_at)
             if waits(row):
-                other = with_limits(row.words, cast("datetime | None", instant), max_cost_usd, target)
+                other = with_limits(row.words, cast("datetime | None", instant), max_cost_usd, wanted.target)
                 require_runnable(Experiment.kept(other), self._settings)
                 return _of_waiting(row, other, self._settings.clock())
             with self._journals.opened(name) as follower:
-                limits = follower.limits(deadline=instant, max_cost_usd=max_cost_usd, target=target)
+                limits = follower.limits(deadline=instant, max_cost_usd=max_cost_usd, target=wanted.target)
+                trials = wanted.trials
+                if wanted.num_samples is not None:
+                    trials = follower.new_trials(wanted.num_samples)
                 if max_cost_usd is not None:
                     allowance.require_going_on(follower, self._settings.home, max_cost_usd=max_cost_usd, goes_on=False)
             is_driven = row.state is ExperimentState.RUNNING
-            return RestQuestion(name=name, now=self._settings.clock(), limits=limits, driven=is_driven)
+            return RestQuestion(name=name, now=self._settings.clock(), limits=limits, trials=trials, driven=is_driven)
 
     def grant(self, question: RestQuestion, answer: RestAnswer, request: str) -> Extension | None:
         """Put the limits in force, once for each `request`; None if the limits changed since the answer was planned.
@@ -158,10 +153,10 @@ class Extensions:
             row = self._journals.row(question.name)
             if isinstance(granted := self._granted(row, request), Extension):
                 return granted
-            self._journals.require(row, "extend")
+            self._journals.require(row, "extend" if question.trials is None else "add")
             if not question.words:
                 with self._journals.opened(question.name) as follower:
-                    if follower.limits_in_force != answer.had:
+                    if (follower.limits_in_force, follower.num_trials) != (answer.had, answer.num_trials):
                         return None
             with self._watcher.promising:
                 if self._budgets is not None:
@@ -193,10 +188,15 @@ class Extensions:
 
     def _ask(self, row: Submission, question: RestQuestion, request: str) -> None:
         """Leave the request for the driver that runs or resumes it. First it counts with what that may cost."""
-        asked = DriverRequest(id=request, kind="extend", asked_at=self._settings.clock(), **asdict(question.limits))
-        self._store.change(row.name, at=self._settings.clock(), admitted_usd=row.admitted_usd)
+        at, asked = self._settings.clock(), list[DriverRequest]()
+        if question.trials is None or question.limits != Limits():
+            asked.append(DriverRequest(id=request, kind="extend", asked_at=at, **asdict(question.limits)))
+        if question.trials is not None:
+            asked.append(DriverRequest(id=_of_trials(request), kind="add", asked_at=at, trials=question.trials))
+        self._store.change(row.name, at=at, admitted_usd=row.admitted_usd)
         with raised_as_problems():
-            Inbox(self._watcher.folder(question.name).inbox).put(asked)
+            for each in asked:
+                Inbox(self._watcher.folder(question.name).inbox).put(each)
 
     def _granted(self, row: Submission, request: str) -> Extension | RestQuestion | None:
         """Return the result of an earlier request with this id; a question if the experiment has not started."""
@@ -205,7 +205,13 @@ class Extensions:
         if not self._journals.exists(row.name):
             return _of_waiting(row, dict(row.words), now, is_granted=True) if acted and row.words else None
         with self._journals.opened(row.name) as follower:
-            return follower.granted() if acted or follower.has_taken(request) else None
+            taken = acted or follower.has_taken(_of_trials(request)) or follower.has_taken(request)
+            return follower.granted() if taken else None
+
+
+def _of_trials(request: str) -> str:
+    """Return the id of the part of a request that asks for trials."""
+    return f"{request[:72]}-trials"
 
 
 def require_runnable(experiment: Experiment, settings: Settings) -> None:

@@ -41,6 +41,7 @@ from rubberband.api.problems import (
 from rubberband.cloud.catalogue import table_of, types_of
 from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.core.extending import Extension, Limits, Outlook
+from rubberband.executor.journal.inbox import NewTrials
 from rubberband.executor.run.allowance import with_allowance
 from rubberband.executor.training.entrypoint import with_trial
 from rubberband.planner import Estimate
@@ -71,6 +72,8 @@ class RestQuestion:
     """Unix time of the question; an experiment that has not started is planned as if it started then."""
     limits: Limits = field(default_factory=Limits)
     """Other limits of a started experiment, as its driver counts them."""
+    trials: NewTrials | None = None
+    """Trials to add to it."""
     driven: bool = False
     """Whether a driver runs it."""
     words: Json = field(default_factory=dict)
@@ -89,6 +92,8 @@ class RestAnswer:
     extension: Extension
     had: Limits
     """Limits of a started experiment when this was planned."""
+    num_trials: int = 0
+    """Its trials then."""
 
 
 def answered(question: Json, home: Path, code: Sequence[str] = ()) -> Json:
@@ -119,8 +124,9 @@ def _of_begun(asked: RestQuestion, home: Path) -> RestAnswer:
     folder = open_folder(asked.name, home)
     with closing(JournalFollower(folder)) as follower:
         follower.refresh(live=at_work(folder))
-        had = follower.limits_in_force
-        return RestAnswer(extension=follower.extension(asked.limits, driven=asked.driven), had=had)
+        had, num_trials = follower.limits_in_force, follower.num_trials
+        extension = follower.extension(asked.limits, driven=asked.driven, trials=asked.trials)
+        return RestAnswer(extension=extension, had=had, num_trials=num_trials)
 
 
 # Queued experiments are planned as if they started now. Pure.

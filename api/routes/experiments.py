@@ -16,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 
 from rubberband.api.body import read_experiment, require_allowed
 from rubberband.api.experiments.admission import OvertakenError, planned_of
+from rubberband.api.experiments.extending import Wanted
 from rubberband.api.plans.previews import PlanAnswer, PreviewOptions
 from rubberband.api.problems import (
     CONFLICT,
@@ -53,6 +54,7 @@ from rubberband.api.routes.answers import (
 )
 from rubberband.api.store.schema import Principal
 from rubberband.client import models
+from rubberband.executor.journal.inbox import NewTrials
 from rubberband.executor.result.result import Result
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import Usd
@@ -67,7 +69,7 @@ _SUBMISSION_TRIES = 5
 
 
 class ExtendBody(BaseModel):
-    """Other limits for an experiment, of which only raising is granted, or another target."""
+    """Other limits for an experiment, of which only raising is granted, another target, or more trials."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
@@ -78,6 +80,26 @@ class ExtendBody(BaseModel):
         default=None, description="In US dollars, such as `5` or `$5`."
     )
     target: float | None = Field(default=None, description="The value of the metric that ends the search.")
+    num_samples: str | int | None = Field(
+        default=None, description="More trials, such as `+16`, or how many the search is to have in all."
+    )
+    dry_run: bool = Field(default=True, description="Only show what would change; false changes it.")
+
+
+class AddBody(BaseModel):
+    """A configuration to add to a search."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
+
+    configuration: dict[str, Any] = Field(
+        default_factory=dict, description="Values of parameters; others are drawn, or as in `clone_of`."
+    )
+    clone_of: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="The trial whose configuration this changes."
+    )
+    from_checkpoint: bool = Field(
+        default=False, description="Continue from the latest checkpoint of `clone_of`, not from the beginning."
+    )
     dry_run: bool = Field(default=True, description="Only show what would change; false changes it.")
 
 
@@ -95,10 +117,10 @@ def read_limits(body: bytes, media_type: str) -> ExtendBody:
     """Parse the limits in a request's body. Raises Problem: MEDIA, MALFORMED, or INVALID."""
     require_json(media_type)
     limits = read_object(
-        ExtendBody, body, "what extends an experiment; send an object: deadline, max_cost or target, and dry_run"
+        ExtendBody, body, "an extension; send an object: deadline, max_cost, target or num_samples, and dry_run"
     )
-    if limits.deadline is None and limits.max_cost is None and limits.target is None:
-        raise HttpProblem(INVALID, "neither deadline, max_cost nor target is given; give one of them")
+    if all(value is None for value in (limits.deadline, limits.max_cost, limits.target, limits.num_samples)):
+        raise HttpProblem(INVALID, "neither deadline, max_cost, target nor num_samples is given; give one of them")
     return limits
 
 
@@ -349,7 +371,7 @@ async def acted(
 
 @router.post(
     "/{name}/extend",
-    summary="Extend an experiment's deadline or budget, or change its target",
+    summary="Extend an experiment's deadline, budget or trials, or change its target",
     operation_id="extendExperiment",
     response_model=models.ExtensionView,
     openapi_extra=json_body(
@@ -357,6 +379,7 @@ async def acted(
         {
             "look": {"summary": "Effect of half an hour more", "value": {"deadline": "50m"}},
             "do": {"summary": "Do it", "value": {"deadline": "50m", "max_cost": 12.5, "dry_run": False}},
+            "trials": {"summary": "Sixteen more trials", "value": {"num_samples": "+16", "dry_run": False}},
         },
     ),
     responses={
@@ -367,12 +390,71 @@ async def acted(
 async def extend(
     request: Request, service: Serving, principal: Submitter, experiment: Known, body: Body, key: IdempotencyKey = None
 ) -> Response:
-    """Shows what other limits would change; with `dry_run: false` they are in force from then on."""
+    """Shows what other limits or more trials would change; with `dry_run: false` they are in force from then on.
+
+    The trials of a search that has ended are trained once it is resumed.
+    """
     limits = read_limits(body, request.headers.get("content-type", ""))
+    wanted = Wanted(
+        deadline=limits.deadline, max_cost_usd=limits.max_cost, target=limits.target, num_samples=limits.num_samples
+    )
+    return await _changed(request, service, principal, experiment.name, body, key, wanted, dry_run=limits.dry_run)
+
+
+@router.post(
+    "/{name}/trials",
+    summary="Add a trial to a search",
+    operation_id="addTrial",
+    response_model=models.ExtensionView,
+    openapi_extra=json_body(
+        AddBody,
+        {
+            "look": {"summary": "Effect of a configuration", "value": {"configuration": {"lr": 0.01}}},
+            "do": {"summary": "Add it", "value": {"configuration": {"lr": 0.01}, "dry_run": False}},
+            "clone": {
+                "summary": "Another trial with a change",
+                "value": {"clone_of": 3, "configuration": {"lr": 1e-4}, "from_checkpoint": True, "dry_run": False},
+            },
+        },
+    ),
+    responses={
+        200: example("Expected time and cost, before and after.", "extension") | {"headers": REPLAYED_HEADER},
+        **refusals(NOT_FOUND, CONFLICT, MEDIA, INVALID, TOO_LONG, UNAVAILABLE, *KEYED),
+    },
+)
+async def add_trial(
+    request: Request, service: Serving, principal: Submitter, experiment: Known, body: Body, key: IdempotencyKey = None
+) -> Response:
+    """Shows what a trial of this configuration would change; with `dry_run: false` it joins the search.
+
+    The trial of a search that has ended is trained once it is resumed.
+    """
+    require_json(request.headers.get("content-type", ""))
+    asked_for = read_object(AddBody, body, "a trial; send an object with configuration, clone_of or both, and dry_run")
+    trials = NewTrials(
+        configuration=asked_for.configuration,
+        clone_of=asked_for.clone_of,
+        from_checkpoint=asked_for.from_checkpoint,
+    )
+    wanted, dry_run = Wanted(trials=trials), asked_for.dry_run
+    return await _changed(request, service, principal, experiment.name, body, key, wanted, dry_run=dry_run)
+
+
+async def _changed(
+    request: Request,
+    service: Service,
+    principal: Principal,
+    name: str,
+    body: bytes,
+    key: str | None,
+    wanted: Wanted,
+    *,
+    dry_run: bool,
+) -> Response:
+    """Answer what other limits or trials change, and ask for them unless it is a dry run."""
     given = asked(request, principal, key, body)
-    name, caller, extensions = experiment.name, caller_of(request), service.runs.extensions
-    asked_for = (service.plans, name, limits.deadline, limits.max_cost, limits.target, caller)
-    if limits.dry_run:
+    asked_for, extensions = (service.plans, name, wanted, caller_of(request)), service.runs.extensions
+    if dry_run:
         return json_answer(views_json.extension_view(await extensions.outlook(*asked_for)))
 
     async def act() -> Response:

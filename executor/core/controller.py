@@ -14,7 +14,17 @@ import math
 import shlex
 from collections.abc import Sequence
 
-from rubberband.executor.core import bill, forking, idle_gpus, instances, launching, limits, promotion, stragglers
+from rubberband.executor.core import (
+    adding,
+    bill,
+    forking,
+    idle_gpus,
+    instances,
+    launching,
+    limits,
+    promotion,
+    stragglers,
+)
 from rubberband.executor.core import trials as attempts
 from rubberband.executor.core.ends import ends_search
 from rubberband.executor.core.events import (
@@ -39,6 +49,7 @@ from rubberband.executor.core.events import (
     TrialForked,
     TrialRepeated,
     TrialReported,
+    TrialsAdded,
     TrialsDrawn,
     TrialStarted,
     TrialStopRequested,
@@ -58,7 +69,7 @@ PAUSE_S = 30.0
 """A Tick that is later than this was delayed by more than a busy driver."""
 
 
-_ASKED = (LimitsChanged, AllotmentChanged, CancelRequested, TrialStopRequested)
+_ASKED = (LimitsChanged, AllotmentChanged, CancelRequested, TrialStopRequested, TrialsAdded)
 _PROGRESS = (TrialStarted, TrialRepeated, TrialReported)
 
 
@@ -83,6 +94,8 @@ class Controller:
                 return self._extend_limits(event)
             if isinstance(event, AllotmentChanged):
                 return self._change_cap(event)
+            if isinstance(event, TrialsAdded):
+                return self._add_trials(event)
         is_due = self._wake_at is not None and event.occurred_at >= self._wake_at
         self._note_standstill(event)
         self.state.now = max(self.state.now, event.occurred_at)
@@ -165,6 +178,12 @@ class Controller:
     def _change_cap(self, event: AllotmentChanged) -> list[Command]:
         """Likewise: orders follow with the next event."""
         instances.note_instance_cap(self.state, event)
+        self._look_ahead()
+        return []
+
+    def _add_trials(self, event: TrialsAdded) -> list[Command]:
+        """Likewise."""
+        adding.add(self.state, event)
         self._look_ahead()
         return []
 

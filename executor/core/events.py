@@ -14,7 +14,7 @@ from rubberband.executor.core.own_speeds import OwnSpeed
 from rubberband.values.adaptive import BatchLimits, BatchMode, BatchUse
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.balance import BalanceUse
-from rubberband.values.plan import Market, Plan, StagePrediction
+from rubberband.values.plan import Market, Plan, Stage, StagePrediction
 from rubberband.values.profile import Profile
 from rubberband.values.worth import RestWorth
 
@@ -390,6 +390,33 @@ class LimitsChanged(Event):
     max_cost_usd: float | None
     target: float | None = None
     """The new value of the metric that ends the search; None: as it was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialsAdded(Event):
+    """Trials join the search, numbered behind those that it has; after its end they are what a resume trains.
+
+    The driver makes it of a request: a resume adopts the configurations, and neither checks nor draws them again.
+    """
+
+    request: str
+    """Its id; what was asked twice by the same one was asked once."""
+    configurations: tuple[Mapping[str, Any] | None, ...]
+    """One for each trial; None: the sampler draws it when the trial starts, as where each is drawn then."""
+    stages: tuple[Stage, ...] = ()
+    """A bracket of that number of trials, as the scheduler makes one, where they are one; empty without SYNC."""
+    reduction_factor: int | None = None
+    """By which the later stages of a bracket that they join have more trials; None: in proportion."""
+    sampled: int = 0
+    """How many of them the sampler has drawn, or draws: the next one that is asked for follows those."""
+    clone_of: int | None = None
+    """The trial that they are a change of; None: of none."""
+    changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Parameter -> (that trial's value, its own); None where one of them has no such parameter."""
+    from_iterations: int = 0
+    """The iterations of that trial after whose checkpoint it goes on; 0: it trains from the beginning."""
+    reason: str = ""
+    """How they were drawn, for the user; empty: they were given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,26 +8,37 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from rubberband.errors import InputError, RubberbandError
-from rubberband.executor.core.bill import bill_usd, held_s
+from rubberband.executor.core.adding import why_not
+from rubberband.executor.core.bill import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.ends import reaching
-from rubberband.executor.core.events import DriverResumed, EndedInstance
+from rubberband.executor.core.events import DriverResumed, EndedInstance, TrialsAdded
 from rubberband.executor.core.fleet import GONE
-from rubberband.executor.core.forecast import Forecast, forecast, runs_in_s, stage_left
+from rubberband.executor.core.forecast import Forecast, forecast, stage_left
+from rubberband.executor.core.history import TrialsJoined
 from rubberband.executor.core.job import Job, raised
 from rubberband.executor.core.limits import SMALLEST_WAIT_S, can_go_on
-from rubberband.executor.core.measured import measured
-from rubberband.executor.core.replanning import Remainder, after_sync, best_rest, elsewhere, remaining, share_a_head
+from rubberband.executor.core.replanning import (
+    Remainder,
+    after_stage,
+    after_sync,
+    best_rest,
+    decide,
+    decide_within,
+    share_a_head,
+    within_stage,
+)
 from rubberband.executor.core.state import LaneState, Phase, State
 from rubberband.executor.journal.journal import Header
-from rubberband.units import MONEY_SLACK_USD, format_duration, format_instant, format_usd, parse_deadline
-from rubberband.values.plan import Cohort, Plan
+from rubberband.units import MONEY_SLACK_USD, counted, format_duration, format_instant, format_usd, parse_deadline
+from rubberband.values.plan import Plan
 from rubberband.values.stopping import target_fault
 
 
@@ -70,6 +81,8 @@ class Extension:
     after: Outlook
     stage: int
     """The first stage that the plans are about; the number of stages if none is left."""
+    trials: tuple[Mapping[str, Any] | None, ...] = ()
+    """Configurations of the trials that are added; None: the sampler draws it."""
     applied: bool = False
     """Whether it was asked of the driver (or journalled), and not only looked at."""
 
@@ -119,22 +132,84 @@ def extension(
     deadline_s: float | None = None,
     max_cost_usd: float | None = None,
     target: float | None = None,
+    added: TrialsAdded | None = None,
     driven: bool = True,
 ) -> Extension:
-    """The rest of an experiment by the limits in force and by other ones.
+    """The rest of an experiment as it is, and by other limits or with trials that are added.
 
     The limits are those of `Limits`, `now` is on the clock of the events. An experiment without a driver
-    (`driven=False`) is taken to hold nothing. Raises InputError if nothing more is granted, the deadline has passed, or
-    the experiment is over for good.
+    (`driven=False`) is taken to hold nothing. Raises InputError if nothing more is granted, the deadline has passed,
+    the experiment is over for good, or trials that are added do not fit its limits.
     """
-    extended = state.supposed(job=_extended(state.job, deadline_s, max_cost_usd, target))
-    _require_future(extended)
+    job = state.job
+    if added is None or (deadline_s, max_cost_usd, target) != (None, None, None):
+        job = _extended(job, deadline_s, max_cost_usd, target)
+    extended = state.supposed(job=job)
+    if added is None:
+        _require_future(extended)
+    elif why := why_not(state):
+        raise InputError(why)
     if deadline_s is not None and state.course != "new" and deadline_s <= now - state.started_at:
         ago = format_duration(round(now - state.started_at - deadline_s, 1))
         raise InputError(f"deadline: that would have been {ago} ago; give a later one")
     before, _ = _outlook(state, now, driven)
-    after, stage = _outlook(extended, now, driven)
-    return Extension(before=before, after=after, stage=stage)
+    if added is None:
+        after, stage = _outlook(extended, now, driven)
+        return Extension(before=before, after=after, stage=stage)
+    after, stage = _with_trials(extended, added, now, driven)
+    _require_fit(state.job, added, after)
+    return Extension(before=before, after=after, stage=stage, trials=added.configurations)
+
+
+def _with_trials(state: State, added: TrialsAdded, now: float, driven: bool) -> tuple[Outlook, int]:
+    """Return the outlook with trials, as the driver will plan it, and the first stage that is planned for it."""
+    controller = Controller(state.job)
+    controller.state = copy.deepcopy(state)
+    controller.handle(replace(added, occurred_at=max(now, state.now)))
+    if not driven or state.outcome is not None or state.course == "new":
+        controller.state = resumed(controller.state, now)
+    then, stages, keeps = controller.state, list[int](), list[bool]()
+    while (lane := then.planning() or then.resizing()) is not None:
+        between = lane.phase is Phase.PLANNING
+        with suppress(RubberbandError):  # then the plan in force stays
+            keeps.append(best_rest(then, after_sync(lane, now) if between else within_stage(lane, now)).keeps)
+        decision = decide(then, now) if between else decide_within(then, now)
+        stages.append(decision.stage)
+        controller.handle(decision)
+    expected, stage = forecast(then, now), min(stages, default=len(then.job.stages) - 1)
+    varies = any((then.profile.trial_cv, then.profile.iteration_cv, then.profile.startup_cv))
+    feasible = False if varies and then.job.replan and not all(keeps) else None
+    text = f"{counted(len(added.configurations), 'trial')} added to {_place_of(then)}"
+    return outlook_of(then.job, expected, then.plan, text, feasible=feasible), stage
+
+
+def _place_of(state: State) -> str:
+    joined = state.history.of(TrialsJoined)[-1]
+    if not state.job.has_sync:
+        return "the search"
+    is_own = state.trials[joined.trials[0]].trial == state.job.bracket_of(joined.stage).first_trial
+    name = state.job.stage_name(joined.stage)
+    return f"the search as bracket {state.job.bracket_of(joined.stage).bracket}" if is_own else name
+
+
+def _require_fit(job: Job, added: TrialsAdded, after: Outlook) -> None:
+    """Raise InputError, with the remedy, where the search with more trials keeps a limit no more."""
+    remedies = []
+    if after.max_cost_usd is not None and after.cost_usd > after.max_cost_usd + MONEY_SLACK_USD:
+        remedies.append(f"max_cost={format_usd(after.max_cost_usd)}")
+    if after.deadline_s is not None and after.jct_s > after.deadline_s + SMALLEST_WAIT_S:
+        remedies.append(f"deadline={format_duration(after.deadline_s)}")
+    if after.feasible:
+        return
+    short = " and ".join(remedies) or f"the limits with {100.0 * job.confidence:.0f} % confidence"
+    enough_usd, enough_s = math.ceil(110.0 * after.cost_usd) / 100.0, math.ceil(1.1 * after.jct_s)
+    flags = {"max_cost": f" --max-cost {enough_usd:.2f}", "deadline": f" --deadline {enough_s}s"}
+    flags = {word: flag for word, flag in flags.items() if word in short} or flags
+    raise InputError(
+        f"{counted(len(added.configurations), 'more trial')} would end after {format_duration(after.jct_s)} for "
+        f"{format_usd(after.cost_usd)}, which exceeds {short}; first `rubberband extend {job.name}"
+        f"{''.join(flags.values())}`, or add fewer"
+    )
 
 
 # What is asked
@@ -260,7 +335,7 @@ class _GroupRest:
 
 
 def _remainder(lane: LaneState, now: float) -> Remainder:
-    return after_sync(lane, now) if lane.phase is Phase.PLANNING else _after_stage(lane, now)
+    return after_sync(lane, now) if lane.phase is Phase.PLANNING else after_stage(lane, now)
 
 
 def _planned(state: State, remainder: Remainder) -> _GroupRest:
@@ -337,40 +412,6 @@ def outlook_of(job: Job, expected: Forecast, plan: Plan, reason: str, *, feasibl
         feasible=in_time and in_budget if feasible is None else feasible,
         reason=reason,
     )
-
-
-def _after_stage(lane: LaneState, now: float) -> Remainder:
-    """Return the expected remainder at the end of the lane's current stage."""
-    state = lane.state
-    seen, left = measured(state, lane), stage_left(lane, now)
-    elapsed_s = now - state.started_at
-    ends_s = elapsed_s + left.jct_s
-    held = _held_after(lane, now, ends_s - elapsed_s)
-    elsewhere_usd, others_end_s = elsewhere(lane, now)
-    head_usd = 0.0 if share_a_head(state) else lane.job.offer.head_cost_usd(left.jct_s)
-    return Remainder(
-        lane=lane,
-        done=lane.next_stage,
-        stages=remaining(lane, seen.profile),
-        held=held,
-        spent_s=ends_s,
-        spent_usd=bill_usd(state, now) + left.cost_usd + head_usd + elsewhere_usd,
-        others_end_s=others_end_s,
-        seen=seen,
-        because=seen.findings,
-    )
-
-
-def _held_after(lane: LaneState, now: float, left_s: float) -> list[Cohort]:
-    """Return the instances of the lane `left_s` from now: running ones, and those that the stage still lacks."""
-    running = [record for record in lane.held.live if record.running_at is not None]
-    ages = Counter((held_s(record, now) + left_s, record.market) for record in running)
-    chosen = lane.chosen
-    coming = max(0, chosen.instances - len(running))
-    ages[max(0.0, left_s - runs_in_s(lane, now)), chosen.market] += coming
-    return [
-        Cohort(instances=count, held_s=age, market=market) for (age, market), count in sorted(ages.items()) if count
-    ]
 
 
 def resumed(state: State, now: float) -> State:

@@ -19,7 +19,7 @@ from rubberband.executor.core.events import Gang
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.own_speeds import OwnSpeed, updated
-from rubberband.executor.core.state import LaneState, Phase, State, TrialState, TrialStatus
+from rubberband.executor.core.state import LaneState, Phase, State, TrialState, TrialStatus, stage_iterations
 from rubberband.features import part
 from rubberband.planner.exact.model import least_instances as instances_for
 from rubberband.values.offer import slots
@@ -210,18 +210,33 @@ def _training_left_s(lane: LaneState, now: float, instances: int | None, known_s
     """Seconds until the current stage's last trial is done: list scheduling on the plan's slots."""
     chosen = lane.chosen
     num_slots = max(1, slots(instances or chosen.instances, lane.job.offer.slots, chosen.gpus_per_trial))
-    if not lane.job.has_sync:
+    if lane.job.stages[lane.stage.stage].rungs.promotes:
         return _climbing_left_s(lane, now, num_slots, known_s)
     late = lateness(len(lane.runners) + len(lane.waiters), num_slots)
     free_in, waiting = _running_left_s(lane, now, late, known_s), [*lane.queued()]
     if lane.state.instance_cap is not None:  # trials beyond the slots stop at their next checkpoint, and wait
         waiting += lane.running()[num_slots:]
         del free_in[num_slots:]
-    free_in += [0.0] * (num_slots - len(free_in))
+    free_in += _coming_in_s(lane, now, num_slots - len(free_in))
     heapq.heapify(free_in)
     for trial in waiting:
         heapq.heappush(free_in, heapq.heappop(free_in) + _trial_left_s(lane, trial, late=late))
     return max(free_in)
+
+
+def _coming_in_s(lane: LaneState, now: float, count: int) -> list[float]:
+    """Seconds until each of `count` more slots is free: now, or once an instance is ready that is still to come.
+
+    While all wait for their instances, that is counted beside.
+    """
+    chosen, slots_each = lane.chosen, lane.job.offer.slots
+    if lane.phase is not Phase.TRAINING or not lane.held.ready:
+        return [0.0] * count
+    ready = slots(len(lane.held.ready), slots_each, chosen.gpus_per_trial)
+    late = min(count, max(0, slots(chosen.instances, slots_each, chosen.gpus_per_trial) - ready))
+    asked_at = max((record.requested_at for record in lane.held.live if record.ready_at is None), default=now)
+    ready_s = max(0.0, asked_at + lane.job.offer.provision_delay_s + lane.job.offer.init_delay_s - now)
+    return [0.0] * (count - late) + [ready_s] * late
 
 
 def _rungs_left(lane: LaneState) -> list[tuple[int, float]]:
@@ -253,6 +268,8 @@ def expected_iterations(state: State) -> int:
     if job.has_sync:
         over = (t for t in state.trials if t.ended or t.stopped_at is not None or t.status is TrialStatus.FAILED)
         whole = sum(_expected_trials(state, index) * stage.iterations for index, stage in enumerate(job.stages))
+        joined = [t.joined_stage for t in state.trials if t.joined_stage is not None]
+        whole += sum(job.iterations_by(stage) - job.stages[stage].iterations for stage in joined)
         return whole - sum(_left_out(state, trial) for trial in over)
     active = (TrialStatus.QUEUED, TrialStatus.RUNNING)
     ends = job.rung_ends(0)
@@ -375,7 +392,7 @@ def own_speed(lane: LaneState, trial: TrialState) -> OwnSpeed:
         if state.profile.trial_cv == 0.0 or not lane.job.has_sync:
             return _AVERAGE
         known = OwnSpeed(factor=1.0, error=state.profile.trial_cv)
-    done = trial.iterations - (lane.target_iterations(trial) - lane.job.stages[lane.stage.stage].iterations)
+    done = trial.iterations - (lane.target_iterations(trial) - stage_iterations(lane.job, lane.stage.stage, trial))
     if done <= 0 or trial.status is not TrialStatus.RUNNING:
         return known
     use = state.allocation(trial)

@@ -181,6 +181,27 @@ class Regrouped:
     """Their expected cost; negative if it saves money."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialsJoined:
+    """Trials were added to the search, or could not be."""
+
+    at_s: float
+    trials: tuple[int, ...]
+    """Their numbers, one after another; none: `reason` says why."""
+    stage: int
+    """The stage that they join, or the first one of their own."""
+    sampled: bool
+    """Whether the sampler draws them; else the user gave them."""
+    reason: str = ""
+    """How they were drawn; empty: they were given, or are drawn as they start."""
+    clone_of: int | None = None
+    """The trial that they are a change of."""
+    changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Parameter -> (that trial's value, its own)."""
+    from_iterations: int = 0
+    """The iterations of that trial after whose checkpoint it goes on; 0: it trains from the beginning."""
+
+
 Record = (
     Setback
     | Promotion
@@ -195,6 +216,7 @@ Record = (
     | RestWorth
     | GivenBack
     | Regrouped
+    | TrialsJoined
 )
 Kind = TypeVar("Kind", bound=Record)
 

@@ -28,6 +28,10 @@ class Bracket:
     num_stages: int
     first_trial: int = 0
     lane: int = 0
+    num_trials: int | None = None
+    """Trials from `first_trial` on; None: as many as its first stage trains."""
+    joined: tuple[int, ...] = ()
+    """Trials that were added to it."""
 
     @property
     def end_stage(self) -> int:
@@ -154,14 +158,14 @@ class Job:
         return f"bracket {bracket.bracket} stage {stage - bracket.first_stage}" if self.is_divided else f"stage {stage}"
 
     def trials_of(self, bracket: Bracket) -> tuple[int, ...]:
-        """The trials that a bracket starts with."""
-        count = self.stages[bracket.first_stage].trials
-        return tuple(range(bracket.first_trial, bracket.first_trial + count))
+        """The trials that a bracket starts with, and those that were added to it."""
+        count = self.stages[bracket.first_stage].trials if bracket.num_trials is None else bracket.num_trials
+        return (*range(bracket.first_trial, bracket.first_trial + count), *bracket.joined)
 
     @property
     def num_trials(self) -> int:
         """Trials of all brackets."""
-        return sum(self.stages[bracket.first_stage].trials for bracket in self.all_brackets())
+        return sum(len(self.trials_of(bracket)) for bracket in self.all_brackets())
 
     @property
     def longest_lease_s(self) -> float:

@@ -10,7 +10,7 @@ from rubberband.executor.core.ends import idle_until, reaching
 from rubberband.executor.core.events import FailureKind
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import LaneState, Phase, State, TrialState
+from rubberband.executor.core.state import LaneState, Phase, State, TrialState, TrialStatus
 from rubberband.units import MONEY_SLACK_USD, counted, format_usd
 
 SHORTEST_HOLD_S = 0.01
@@ -29,6 +29,8 @@ def can_go_on(state: State) -> bool:
         return True
     if state.ended_by is not None and state.ended_by.rule == "target":
         return reaching(state, state.trials) is None
+    if state.outcome == "done" and any(trial.status is TrialStatus.QUEUED for trial in state.trials):
+        return True  # trials were added after its end
     exhausted_usd = state.exhausted_usd
     return exhausted_usd is not None and (state.job.max_cost_usd is None or state.job.max_cost_usd > exhausted_usd)
 

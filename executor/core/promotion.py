@@ -42,8 +42,8 @@ def pending_configs(lane: LaneState) -> tuple[int, ...]:
     if not lane.job.draws:
         return ()
     lacking = [trial for trial in lane.waiters.first(lane.room) if not lane.state.has_config(trial)]
-    every = dict.fromkeys(one.trial for trial in lacking for one in repeats_of(lane.state, trial))
-    return tuple(every)
+    every = list(dict.fromkeys(one.trial for trial in lacking for one in repeats_of(lane.state, trial)))
+    return tuple(trial for at, trial in enumerate(every) if trial == every[0] + at)  # one draw is of consecutive ones
 
 
 def _last_hope(lane: LaneState) -> int | None:

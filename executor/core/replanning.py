@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from rubberband.errors import RubberbandError
@@ -21,8 +22,10 @@ from rubberband.executor.core.forecast import (
     iterations_left,
     lane_factor,
     later_stages,
+    runs_in_s,
     stage_left,
 )
+from rubberband.executor.core.history import InstanceCapChanged, TrialsJoined
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.measured import Measured, measured
 from rubberband.executor.core.state import LaneState, Phase, State
@@ -86,14 +89,15 @@ def decide(state: State, now: float) -> RestPlanned:
 
 
 def decide_within(state: State, now: float) -> RestPlanned:
-    """Plan a lane's current stage again while it is under way, and the stages after it, as its instance cap changed.
+    """Plan a lane's current stage again while it is under way, and the stages after it.
 
-    The trials that have not ended the stage count as ones that have the mean of what they lack still to do. Its market
-    stays: a change would replace every instance.
+    That is where its instance cap changed, or trials were added. The trials that have not ended the stage count as ones
+    that have the mean of what they lack still to do. Its market stays: a change would replace every instance. Without a
+    cap it keeps its gangs and its instances too, and may have more of them.
     """
     lane = state.resizing()
     assert lane is not None, "a lane waits to be planned again"
-    remainder, before = _within_stage(lane, now), forecast(state, now)
+    remainder, before = within_stage(lane, now), forecast(state, now)
     stage, market = remainder.done, lane.chosen.market
     plan, predicted, reason = state.plan, state.predicted[stage : lane.end_stage], ""
     try:
@@ -104,6 +108,10 @@ def decide_within(state: State, now: float) -> RestPlanned:
         reason = found.reason
         if found.plan.stages[stage].market == market:
             plan = Plan(stages=(*found.plan.stages, *state.plan.stages[lane.end_stage :]))
+            if state.instance_cap is None:
+                most = max(lane.chosen.instances, plan.stages[stage].instances)
+                present = replace(lane.chosen, instances=most)
+                plan = Plan(stages=(*plan.stages[:stage], present, *plan.stages[stage + 1 :]))
             predicted = (state.predicted[stage], *predicted_from(state, found.prediction, remainder.spent_s)[1:])
     then = state.supposed(
         plan=plan,
@@ -111,6 +119,9 @@ def decide_within(state: State, now: float) -> RestPlanned:
         predicted=(*state.predicted[:stage], *predicted, *state.predicted[lane.end_stage :]),
     )
     then.lanes[lane.lane].planned_trials = lane.trials_left
+    if state.instance_cap is None and lane.next_stage < lane.end_stage:
+        predicted = (predicted[0], *_from_its_end(then.lanes[lane.lane], now, predicted[1:]))
+        then.predicted = (*then.predicted[: stage + 1], *predicted[1:], *then.predicted[lane.end_stage :])
     after = forecast(then, now)
     return RestPlanned(
         occurred_at=now,
@@ -127,7 +138,15 @@ def decide_within(state: State, now: float) -> RestPlanned:
     )
 
 
-def _within_stage(lane: LaneState, now: float) -> Remainder:
+def _from_its_end(lane: LaneState, now: float, predicted: Sequence[StagePrediction]) -> Sequence[StagePrediction]:
+    """Predict the later stages of a lane by the plan in force, from when its current stage is expected to end."""
+    remainder = after_stage(lane, now)
+    with suppress(RubberbandError):
+        return predicted_from(lane.state, _replanned(lane.state, remainder).present, remainder.spent_s)
+    return predicted
+
+
+def within_stage(lane: LaneState, now: float) -> Remainder:
     """The remainder of a lane within a stage, which is taken to begin now with what its trials lack."""
     job = lane.job
     remainder, stage = after_sync(lane, now), lane.stage.stage
@@ -146,16 +165,20 @@ def _within_stage(lane: LaneState, now: float) -> Remainder:
         done=stage,
         stages=(*job.stages[:stage], present, *as_seen(job, seen.profile)[stage + 1 : lane.end_stage]),
         seen=seen,
-        because=", ".join(filter(None, (_cap_text(lane.state), assumed(lane), seen.findings))),
+        because=", ".join(filter(None, (_why_now(lane.state), assumed(lane), seen.findings))),
     )
 
 
-def _cap_text(state: State) -> str:
-    return (
-        "no instance cap now"
-        if state.instance_cap is None
-        else f"at most {counted(state.instance_cap, 'instance')} now"
-    )
+def _why_now(state: State) -> str:
+    """Why the rest is planned again within a stage: the cap, and trials that were added since the latest plan."""
+    planned_s = max((state.elapsed_s(one.occurred_at) for one in state.decisions), default=-math.inf)
+    added = sum(len(one.trials) for one in state.history.of(TrialsJoined) if one.at_s >= planned_s)
+    cap = "no instance cap now"
+    if state.instance_cap is not None:
+        cap = f"at most {counted(state.instance_cap, 'instance')} now"
+    elif not state.history.of(InstanceCapChanged):
+        cap = ""
+    return ", ".join(filter(None, (f"{counted(added, 'trial')} added" if added else "", cap)))
 
 
 def after_sync(lane: LaneState, now: float) -> Remainder:
@@ -174,6 +197,39 @@ def after_sync(lane: LaneState, now: float) -> Remainder:
         seen=seen,
         because=", ".join(filter(None, (_losses(lane), assumed(lane), seen.findings))),
     )
+
+
+def after_stage(lane: LaneState, now: float) -> Remainder:
+    """Return the expected remainder at the end of the lane's current stage."""
+    state = lane.state
+    seen, left = measured(state, lane), stage_left(lane, now)
+    elapsed_s = now - state.started_at
+    ends_s = elapsed_s + left.jct_s
+    elsewhere_usd, others_end_s = elsewhere(lane, now)
+    head_usd = 0.0 if share_a_head(state) else lane.job.offer.head_cost_usd(left.jct_s)
+    return Remainder(
+        lane=lane,
+        done=lane.next_stage,
+        stages=remaining(lane, seen.profile),
+        held=_held_after(lane, now, ends_s - elapsed_s),
+        spent_s=ends_s,
+        spent_usd=bill_usd(state, now) + left.cost_usd + head_usd + elsewhere_usd,
+        others_end_s=others_end_s,
+        seen=seen,
+        because=seen.findings,
+    )
+
+
+def _held_after(lane: LaneState, now: float, left_s: float) -> list[Cohort]:
+    """Return the instances of the lane `left_s` from now: running ones, and those that the stage still lacks."""
+    running = [record for record in lane.held.live if record.running_at is not None]
+    ages = Counter((held_s(record, now) + left_s, record.market) for record in running)
+    chosen = lane.chosen
+    coming = max(0, chosen.instances - len(running))
+    ages[max(0.0, left_s - runs_in_s(lane, now)), chosen.market] += coming
+    return [
+        Cohort(instances=count, held_s=age, market=market) for (age, market), count in sorted(ages.items()) if count
+    ]
 
 
 def elsewhere(lane: LaneState, now: float) -> tuple[float, float]:
@@ -205,11 +261,14 @@ def best_rest(state: State, remainder: Remainder) -> Replanned:
     are promised them.
     """
     found = _replanned(state, remainder)
+    plan = Plan(stages=state.plan.stages[: remainder.lane.end_stage])
+    if not state.job.replan:
+        reason = "plan unchanged: it is held fixed"
+        return replace(found, plan=plan, prediction=found.present, changed=False, reason=reason)
     if not found.changed or not remainder.lane.is_promised:
         return found
     if state.job.deadline_s is not None and remainder.spent_s + found.present.jct_s > state.job.deadline_s:
         return found
-    plan = Plan(stages=state.plan.stages[: remainder.lane.end_stage])
     return replace(found, plan=plan, prediction=found.present, changed=False, reason="plan unchanged: it is promised")
 
 

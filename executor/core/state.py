@@ -123,6 +123,10 @@ class TrialState:
     width: int = 0
     """GPUs of its next attempt, where it waits for another gang within a stage; 0: as planned."""
     last_stage: int = 0
+    joined_stage: int | None = None
+    """The stage that it was added to, if that was not the first one of its bracket: it trains there from zero."""
+    clone_of: int | None = None
+    """The trial that it is a change of."""
     rung: int = 0
     """How often it was promoted within its stage."""
     ended: bool = False
@@ -465,9 +469,11 @@ class State:
     fleet: Fleet = field(default_factory=Fleet)
     decisions: list[RestPlanned] = field(default_factory=list)
     sampled_configs: dict[int, Mapping[str, Any]] = field(default_factory=dict)
-    """Trial -> its configuration, where a sampler that learns draws them."""
+    """Trial -> its configuration, where a sampler that learns draws them, or the trial was added."""
     forked_configs: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     """Trial -> its present configuration, where it has taken over another trial's checkpoint."""
+    sampled_trials: int = 0
+    """Trials that the sampler has drawn, or draws as they start: not those whose configuration a user added."""
     pending_configs: tuple[int, ...] = ()
     """Trials that have a slot now and wait for their configurations, where each is drawn when it starts."""
     failed: list[int] = field(default_factory=list)
@@ -533,6 +539,7 @@ class State:
             plan=job.plan,
             predicted=job.prediction.stages,
             profile=job.profile,
+            sampled_trials=job.num_trials,
         )
 
     def __post_init__(self) -> None:
@@ -595,14 +602,9 @@ class State:
         """The trials that a sampler has to draw before a stage begins: those of a new bracket, or none."""
         job = self.job
         bracket = job.bracket_of(stage)
-        if (
-            not job.draws
-            or not job.has_sync
-            or stage != bracket.first_stage
-            or bracket.first_trial in self.sampled_configs
-        ):
+        if not job.draws or not job.has_sync or stage != bracket.first_stage:
             return ()
-        return job.trials_of(bracket)
+        return tuple(trial for trial in job.trials_of(bracket) if trial not in self.sampled_configs)
 
     def configs_due(self) -> tuple[int, ...]:
         """The trials that start as soon as a sampler has drawn them, where each is drawn then."""
@@ -668,6 +670,11 @@ class State:
     def allocation(self, trial: TrialState) -> GangRun:
         """The trial's latest stretch on a gang; it has had one."""
         return self.allocations[trial.allocation]
+
+
+def stage_iterations(job: Job, stage: int, trial: TrialState) -> int:
+    """Return the iterations that a stage has for a trial: all up to its end for one that was added to it."""
+    return job.iterations_by(stage) if trial.joined_stage == stage else job.stages[stage].iterations
 
 
 def lanes_of(job: Job) -> list[LaneState]:

@@ -1,8 +1,8 @@
 """Files by which others and an experiment's process communicate: requests to it, and who hosts it.
 
-Requests are to cancel, to stop a trial, for other limits, or for another instance cap. They come by a signal, or as
-files in its folder, each of which appears whole. The driver journals a request as an event with its id, so that it is
-not applied twice if it is found again after a crash.
+Requests are to cancel, to stop a trial, to add trials, for other limits, or for another instance cap. They come by a
+signal, or as files in its folder, each of which appears whole. The driver journals a request as an event with its id,
+so that it is not applied twice if it is found again after a crash.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -28,9 +28,11 @@ from rubberband.executor.core.events import (
     Event,
     LimitsChanged,
     Recall,
+    TrialsAdded,
     TrialStopRequested,
 )
-from rubberband.executor.core.job import Job, raised
+from rubberband.executor.core.job import raised
+from rubberband.executor.core.state import State
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.files import EXCLUSIVE, SHARED, locked, make_directories, write_atomically
 from rubberband.values.plan import Policy
@@ -40,6 +42,21 @@ _MOST_BYTES = 10_000
 """A larger file is ignored."""
 
 
+@with_config(ConfigDict(extra="forbid"))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTrials:
+    """Trials to add: as many as the sampler is to draw, or one that is given."""
+
+    count: int = 0
+    """How many the sampler draws; 0: one is given."""
+    configuration: dict[str, Any] = field(default_factory=dict)
+    """Values of the one; what they leave out is drawn, or as in the trial that it is a clone of."""
+    clone_of: int | None = None
+    """The trial whose configuration that changes."""
+    from_checkpoint: bool = False
+    """Whether it goes on from that trial's latest checkpoint, instead of from the beginning."""
+
+
 @with_config(ConfigDict(extra="forbid"))  # one of a newer version is left alone, not half carried out
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverRequest:
@@ -47,7 +64,7 @@ class DriverRequest:
 
     id: str
     """Up to 80 letters, digits and -. Two requests of one id are one."""
-    kind: Literal["cancel", "extend", "limit", "stop"]
+    kind: Literal["add", "cancel", "extend", "limit", "stop"]
     asked_at: float
     """Unix time; in an inbox, later than that of every request before it."""
     deadline_s: float | None = None
@@ -64,6 +81,8 @@ class DriverRequest:
     """For `limit`: when trials stop on the instances beyond it."""
     trial: int = 0
     """For `stop`: the trial."""
+    trials: NewTrials | None = None
+    """For `add`: the trials."""
     reason: str = ""
     """For `cancel`: why the service asks; empty: the user does."""
 
@@ -100,9 +119,12 @@ class Inbox(Requests):
         if path.exists():
             return
         request = behind(request, self.pending())
+        data = _stored.dump_json(request)
+        if len(data) > _MOST_BYTES:
+            raise InputError(f"the request has {len(data):,} bytes, more than {_MOST_BYTES:,}; give shorter values")
         try:
             make_directories(self._folder)
-            write_atomically(path, _stored.dump_json(request), durable=True)
+            write_atomically(path, data, durable=True)
         except OSError as error:
             reason = error.strerror or str(error)
             raise InputError(f"{self._folder} cannot be written ({reason}); make room or give access") from None
@@ -184,35 +206,55 @@ POLL_S = 0.5
 """The longest time that a request waits in the inbox of a running driver."""
 
 
-Asked = LimitsChanged | AllotmentChanged
+Asked = LimitsChanged | AllotmentChanged | TrialsAdded
+Add = Callable[[State, DriverRequest, float], TrialsAdded]
+"""Makes the event of a request for trials: (state, request, instant) -> the event."""
 
 
-def asked_limits(requests: Requests, controller: Controller, now: float) -> list[Asked]:
-    """Return the requested limits and instance caps that are not applied yet."""
-    limits = (asked for asked in requests.pending(controller.state.requests) if asked.kind in ("extend", "limit"))
-    return [event for event in _as_events(limits, controller.job, now) if isinstance(event, Asked)]
+def asked_first(
+    requests: Requests, controller: Controller, now: float, add: Add | None, *, trials: bool
+) -> Iterator[Asked]:
+    """Yield the requested limits, instance caps and, with `trials`, trials that are not taken in yet.
+
+    A caller who handles each before it takes the next one gets the trials that follow from it.
+    """
+    kinds = ("extend", "limit", "add") if trials else ("extend", "limit")
+    for asked in requests.pending(controller.state.requests):
+        if asked.kind in kinds:
+            event = _as_event(asked, controller, now, add)
+            if isinstance(event, Asked):
+                yield event
 
 
 class RequestQueue:
     """Turns requests to one driver into events. A request is deleted once the journal has it, not before."""
 
-    def __init__(self, requests: Requests, cancelled: Callable[[], bool]) -> None:
+    def __init__(self, requests: Requests, cancelled: Callable[[], bool], add: Add | None = None) -> None:
         self._requests = requests
         self._cancelled = cancelled
+        self._add = add
         self._is_signalled = False
         self._look_at = -math.inf
         self._taken: list[str] = []
+        self._adds: list[DriverRequest] = []
 
-    def open(self, controller: Controller, now: float) -> list[Asked]:
-        """Return the requested limits, which apply before anything else; delete the requests that are journalled."""
+    def open(self, controller: Controller, now: float) -> Iterator[Asked]:
+        """Yield what applies before anything else, to be journalled one by one: also trials for a search that is over.
+
+        Delete the requests that are already journalled.
+        """
         for id in controller.state.requests:
             self._requests.discard(id)
-        limits = asked_limits(self._requests, controller, now)
-        self._taken += [event.request for event in limits]
-        return limits
+        is_over = controller.state.course == "finished"
+        for event in asked_first(self._requests, controller, now, self._add, trials=is_over):
+            self._taken.append(event.request)
+            yield event
 
     def asked(self, controller: Controller, now: float, *, at_once: bool) -> list[Event]:
-        """Return the new requests, to be journalled in this order; `at_once` if they cannot wait for the next poll."""
+        """Return the new requests, to be journalled in this order; `at_once` if they cannot wait for the next poll.
+
+        Those for trials come by `added`, one after another.
+        """
         events: list[Event] = []
         if not self._is_signalled and self._cancelled():
             self._is_signalled = True
@@ -220,9 +262,19 @@ class RequestQueue:
         if at_once or now >= self._look_at:
             self._look_at = now + POLL_S
             pending = self._requests.pending(controller.state.requests)
+            self._adds = [request for request in pending if request.kind == "add"]
+            pending = [request for request in pending if request.kind != "add"]
             self._taken += [request.id for request in pending]
-            events += _as_events(pending, controller.job, now)
+            events += [_as_event(request, controller, now, self._add) for request in pending]
         return events
+
+    def added(self, controller: Controller, now: float) -> Event | None:
+        """Return the next request for trials, to be taken in once all that happened before has been."""
+        if not self._adds or self._add is None:
+            return None
+        request = self._adds.pop(0)
+        self._taken.append(request.id)
+        return _added(request, controller, now, self._add)
 
     def journalled(self) -> None:
         """Delete the requests, which are journalled now."""
@@ -235,38 +287,42 @@ class RequestQueue:
         self._requests.withdraw_cancels()
 
 
-def _as_events(requests: Iterable[DriverRequest], job: Job, now: float) -> list[Event]:
-    events: list[Event] = []
-    for asked in requests:
-        if asked.kind == "cancel":
-            events.append(CancelRequested(occurred_at=now, request=asked.id, reason=asked.reason))
-            continue
-        if asked.kind == "stop":
-            events.append(TrialStopRequested(occurred_at=now, request=asked.id, trial=asked.trial))
-            continue
-        if asked.kind == "limit":
-            events.append(
-                AllotmentChanged(
-                    occurred_at=now,
-                    request=asked.id,
-                    max_instances=asked.max_instances,
-                    promised_instances=asked.promised_instances,
-                    recall=asked.recall,
-                )
+def _added(asked: DriverRequest, controller: Controller, now: float, add: Add | None) -> TrialsAdded:
+    """Return the event of a request for trials: of none, with the reason, where these can no longer be added."""
+    assert add is not None, "a driver of a search can add trials"
+    try:
+        return add(controller.state, asked, now)
+    except InputError as error:
+        return TrialsAdded(occurred_at=now, request=asked.id, configurations=(), reason=str(error))
+
+
+def _as_event(asked: DriverRequest, controller: Controller, now: float, add: Add | None) -> Event:
+    match asked.kind:
+        case "cancel":
+            return CancelRequested(occurred_at=now, request=asked.id, reason=asked.reason)
+        case "stop":
+            return TrialStopRequested(occurred_at=now, request=asked.id, trial=asked.trial)
+        case "add":
+            return _added(asked, controller, now, add)
+        case "limit":
+            return AllotmentChanged(
+                occurred_at=now,
+                request=asked.id,
+                max_instances=asked.max_instances,
+                promised_instances=asked.promised_instances,
+                recall=asked.recall,
             )
-            continue
-        deadline_s = job.deadline_s if asked.deadline_s is None else asked.deadline_s
-        max_cost_usd = job.max_cost_usd if asked.max_cost_usd is None else asked.max_cost_usd
-        event = LimitsChanged(
-            occurred_at=now,
-            request=asked.id,
-            deadline_s=raised(job.deadline_s, deadline_s),
-            max_cost_usd=raised(job.max_cost_usd, max_cost_usd),
-            target=asked.target,
-        )
-        job = job.granted(event)
-        events.append(event)
-    return events
+        case _:
+            job = controller.job
+            deadline_s = job.deadline_s if asked.deadline_s is None else asked.deadline_s
+            max_cost_usd = job.max_cost_usd if asked.max_cost_usd is None else asked.max_cost_usd
+            return LimitsChanged(
+                occurred_at=now,
+                request=asked.id,
+                deadline_s=raised(job.deadline_s, deadline_s),
+                max_cost_usd=raised(job.max_cost_usd, max_cost_usd),
+                target=asked.target,
+            )
 
 
 # Between the service and the process of an experiment is no pipe, but files, each with the number of its attempt:

@@ -35,6 +35,7 @@ from rubberband.executor.core.history import (
     SearchEnd,
     Setback,
     TrialCut,
+    TrialsJoined,
 )
 from rubberband.executor.core.limits import can_go_on, not_started
 from rubberband.executor.core.ranking import best_trial, standing
@@ -372,6 +373,8 @@ class Result:
     regrouped: tuple[Regrouped, ...] = ()
     """Trials that went on with other gangs within a stage, in order."""
     forks: tuple[Fork, ...] = ()
+    added: tuple[TrialsJoined, ...] = ()
+    """Trials that were added while it ran, or after its end."""
     """Trials that went on from another trial's checkpoint with a configuration of their own, in order."""
     instead_of_spot: str = ""
     """How many instances were bought on demand instead of spot, and why; empty if none was."""
@@ -662,6 +665,7 @@ def summarise(state: State, setup: Mapping[str, Any], now: float) -> Result:
         forks=tuple(state.history.of(Fork)),
         given_back=tuple(state.history.of(GivenBack)),
         regrouped=tuple(state.history.of(Regrouped)),
+        added=tuple(state.history.of(TrialsJoined)),
         instead_of_spot=_instead_of_spot(state),
         resumable=state.phase is not Phase.FINISHED or can_go_on(state),
         unsaved_trials=sum(
@@ -748,6 +752,9 @@ def _saved(state: State, trial: TrialState) -> Iterator[KeptCheckpoint]:
 def _stage(state: State, index: int, at: float) -> StageResult:
     job = state.job
     predicted, stage, bracket = job.prediction.stages[index], job.stages[index], job.bracket_of(index)
+    planned_instances = job.plan.stages[index].instances
+    if predicted.duration_s == 0.0:  # it was added, and planned then
+        predicted, planned_instances = state.predicted[index], state.plan.stages[index].instances
     record, lane = state.record_of(index), state.lanes[bracket.lane]
     actual_s = actual_cost_usd = None
     promoted: tuple[int, ...] = ()
@@ -768,7 +775,7 @@ def _stage(state: State, index: int, at: float) -> StageResult:
         gpus_per_trial=state.plan.stages[index].gpus_per_trial,
         trials_per_gpu=job.offer.trials_per_gpu,
         place=job.offer.place,
-        planned_instances=job.plan.stages[index].instances,
+        planned_instances=planned_instances,
         instances=record.widest if record else 0,
         planned_s=predicted.provisioning_s + predicted.duration_s,
         actual_s=actual_s,

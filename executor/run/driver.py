@@ -19,13 +19,11 @@ from rubberband.errors import StoreAwayError
 from rubberband.executor.core.backend import Backend
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import (
-    AllotmentChanged,
     Command,
     DriverStopped,
     Event,
     Finish,
     LaunchInstance,
-    LimitsChanged,
     ReleaseInstance,
     Started,
     Tick,
@@ -38,7 +36,7 @@ from rubberband.executor.core.forking import takers
 from rubberband.executor.core.replanning import decide, decide_within
 from rubberband.executor.core.state import LaneState, State, TrialStatus
 from rubberband.executor.core.worth import is_due, value_rest
-from rubberband.executor.journal.inbox import RequestQueue, Requests
+from rubberband.executor.journal.inbox import Add, Asked, RequestQueue, Requests
 from rubberband.executor.journal.journal import EventLog
 
 Observer = Callable[[Event, Controller], None]
@@ -87,17 +85,17 @@ def drive(
     requests: Requests | None = None,
     draw: Draw | None = None,
     explore: Explore | None = None,
+    add: Add | None = None,
 ) -> Finish:
     """Run an experiment to its end, from the beginning or from the end of its journal. Returns how it ended.
 
-    `draw` is for a job that draws configurations, `explore` for one whose trials take over others' checkpoints.
-    `cancelled` and `requests` are polled between events. The caller closes the backend, also after a StoreAwayError,
-    which is journalled: a resume continues then.
+    `draw` is for a job that draws configurations, `explore` for one whose trials take over others' checkpoints, `add`
+    for requests for trials. `cancelled` and `requests` are polled between events. The caller closes the backend, also
+    after a StoreAwayError, which is journalled: a resume continues then.
     """
     try:
-        return _drive(
-            controller, backend, journal, observers, RequestQueue(requests or Requests(), cancelled), draw, explore
-        )
+        desk = RequestQueue(requests or Requests(), cancelled, add)
+        return _drive(controller, backend, journal, observers, desk, draw, explore)
     except StoreAwayError as error:
         _take_in([DriverStopped(occurred_at=backend.now(), reason=str(error))], controller, journal, observers)
         raise
@@ -113,10 +111,11 @@ def _drive(
     explore: Explore | None,
 ) -> Finish:
     is_new = replay(controller, journal) == 0
-    events: Sequence[Event] = desk.open(controller, backend.now())
+    for event in desk.open(controller, backend.now()):  # trials follow from what was asked for before
+        _take_in([event], controller, journal, observers)
     held = [record.instance for record in controller.state.instances.values() if record.status not in GONE]
     drawn = _first_draws(controller, backend, draw)
-    events = [*events, *drawn, Started(occurred_at=backend.now()) if is_new else backend.reconcile(held)]
+    events: Sequence[Event] = [*drawn, Started(occurred_at=backend.now()) if is_new else backend.reconcile(held)]
     while True:
         commands, hold_until = _take_in(events, controller, journal, observers)
         desk.journalled()
@@ -130,12 +129,15 @@ def _drive(
                 desk.close()
                 return command
             backend.execute(command)
+        if (added := desk.added(controller, backend.now())) is not None:
+            events = [added, Tick(occurred_at=backend.now())]
+            continue
         wake_at = controller.wake_at()
         events = [marked_if_late(event, state) for event in backend.next_events(wake_at)]
         is_due = wake_at is not None and backend.now() >= wake_at
         if asked := desk.asked(controller, backend.now(), at_once=is_due):
             events = [*events, *asked]
-            is_due = is_due or any(isinstance(event, (LimitsChanged, AllotmentChanged)) for event in asked)
+            is_due = is_due or any(isinstance(event, Asked) for event in asked)
         if is_due:
             events = [*events, Tick(occurred_at=backend.now())]
 

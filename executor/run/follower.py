@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import sqlite3
 import subprocess
 import tempfile
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rubberband.cloud.clock import time_of
-from rubberband.errors import DamagedJournalError, JournalError
+from rubberband.errors import DamagedJournalError, InputError, JournalError
 from rubberband.executor.core.bill import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, TrialFailed
@@ -29,7 +30,7 @@ from rubberband.executor.core.limits import fails_to_start
 from rubberband.executor.core.ranking import best_trial, standing
 from rubberband.executor.core.state import Phase, State
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.inbox import Inbox, asked_limits, is_hosted
+from rubberband.executor.journal.inbox import DriverRequest, Inbox, NewTrials, asked_first, is_hosted
 from rubberband.executor.journal.journal import (
     Header,
     Journal,
@@ -40,8 +41,9 @@ from rubberband.executor.journal.journal import (
     written_by,
 )
 from rubberband.executor.result.result import Result, jct_s, summarise
+from rubberband.executor.sampling import Additions
 from rubberband.states import ExperimentState
-from rubberband.units import month_begin
+from rubberband.units import month_begin, shown
 from rubberband.values.submission import Summary
 
 if TYPE_CHECKING:
@@ -227,7 +229,7 @@ class JournalFollower:
 
     @property
     def limits_in_force(self) -> Limits:
-        """The present limits as the driver counts them, requested ones included."""
+        """The present limits as the driver counts them, and the trials, requested ones included."""
         from rubberband.executor.core.extending import Limits
 
         with self._lock:
@@ -240,16 +242,41 @@ class JournalFollower:
         ended_by = self.controller.state.ended_by
         return ended_by is not None and ended_by.rule == "target"
 
-    def extension(self, limits: Limits, *, driven: bool) -> Extension:
-        """Return the effect of other limits. It may take long. Raises InputError."""
+    @property
+    def num_trials(self) -> int:
+        """Trials of the search, requested ones included."""
+        with self._lock:
+            return len(self._as_asked().state.trials)
+
+    def new_trials(self, num_samples: object) -> NewTrials:
+        """Return the trials that `num_samples` asks for: `+16`, or a total of the search. Raises InputError."""
+        with self._lock:
+            state = self._as_asked().state
+            has = state.sampled_trials // state.job.repeats
+        text = str(num_samples).strip()
+        if not re.fullmatch(r"\+?[0-9]{1,7}", text):
+            raise InputError(
+                f"num_samples: {shown(num_samples)} is no number of trials; give +16, or {has + 16} in all"
+            )
+        count = int(text) if text.startswith("+") else int(text) - has
+        if count < 1:
+            raise InputError(f"num_samples: the search already has {has}; give +16, or more than {has} in all")
+        return NewTrials(count=count)
+
+    def extension(self, limits: Limits, *, driven: bool, trials: NewTrials | None = None) -> Extension:
+        """Return the effect of other limits, and of trials that are added. It may take long. Raises InputError."""
         from rubberband.executor.core.extending import extension
 
         with self._lock:
             controller = self._as_asked()
             state = copy.deepcopy(controller.state)
             now = self.present
+            added = None
+            if trials is not None:
+                asked = DriverRequest(id="preview", kind="add", asked_at=now, trials=trials)
+                added = Additions(self.header.setup, previews=True)(state, asked, now)
         # Planning may take long, and must not block other threads.
-        return extension(state, now, driven=driven, **asdict(limits))
+        return extension(state, now, driven=driven, added=added, **asdict(limits))
 
     def has_taken(self, request: str) -> bool:
         """Whether the request of this id is applied, or, if it asks for limits, about to be."""
@@ -299,12 +326,13 @@ class JournalFollower:
             return self.controller.state.phase is Phase.ENDING
 
     def _as_asked(self) -> Controller:
-        """Return the controller with the limits in the inbox applied."""
-        events = asked_limits(Inbox(self.folder.inbox), self.controller, self.controller.state.now)
-        if not events:
-            return self.controller
-        asked = copy.deepcopy(self.controller)
-        for event in events:
+        """Return the controller with the limits and trials in the inbox applied."""
+        asked, inbox = self.controller, Inbox(self.folder.inbox)
+        if not inbox.pending(asked.state.requests):
+            return asked
+        asked = copy.deepcopy(asked)
+        additions = Additions(self.header.setup, previews=True)
+        for event in asked_first(inbox, asked, asked.state.now, additions, trials=True):
             asked.handle(event)
         return asked
 

@@ -154,6 +154,7 @@ def _run(
                 requests=inbox,
                 draw=draw,
                 explore=explore,
+                add=sampling.Additions(header.setup),
             )
             now = backend.now()
         if store is not None:
@@ -209,7 +210,7 @@ def _same_folder(folder: ExperimentFolder) -> Observer:
 
 
 def _drawing(spec: RunSpec, controller: Controller) -> tuple[RunSpec, Draw | None, Explore]:
-    """Return the settings with the configurations as they are drawn or changed, and what draws and changes them.
+    """Return the settings with the configurations as drawn, added or changed, and what draws and changes them.
 
     Raises InputError if that is not installed.
     """

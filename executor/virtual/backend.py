@@ -50,7 +50,12 @@ def shuffled(num_trials: int, seed: object) -> Callable[[int, int], float]:
     """Return a metric by which the trials are good in a random order: where results decide when they come (asha)."""
     order = list(range(num_trials))
     Random(f"{seed}").shuffle(order)
-    return lambda trial, iterations: by_trial(order[trial], iterations)
+
+    def metric(trial: int, iterations: int) -> float:
+        is_added = trial >= num_trials
+        return by_trial(Random(f"{seed} {trial}").randrange(trial) if is_added else order[trial], iterations)
+
+    return metric
 
 
 def curves(job: Job, seed: object) -> Callable[[int, int], float]:

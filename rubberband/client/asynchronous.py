@@ -100,6 +100,7 @@ class AsyncClient(Connected):
     cancel = _awaited(Client.cancel)
     resume = _awaited(Client.resume)
     extend = _awaited(Client.extend)
+    add = _awaited(Client.add)
     limit = _awaited(Client.limit)
     stop = _awaited(Client.stop)
     tag = _awaited(Client.tag)

@@ -9,7 +9,7 @@ with rubberband.Client("http://127.0.0.1:8642") as client:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any, Self
@@ -455,16 +455,19 @@ class Client(Connected):
         deadline: str | float | None = None,
         max_cost: str | float | None = None,
         target: float | None = None,
+        num_samples: str | int | None = None,
         dry_run: bool = True,
         idempotency_key: str | None = None,
     ) -> models.ExtensionView:
-        """Show the effect of a later deadline, a larger budget or another target; with `dry_run=False`, grant it.
+        """Show the effect of more time, money or trials, or of another target; with `dry_run=False`, grant it.
 
         Args:
-            name: The experiment, which runs, or was ended by its budget or its target.
+            name: The experiment, which runs, or was ended by its budget or its target; more trials are also for one
+                that is done. A resume continues it then.
             deadline: A duration from the start, as in the file, or a time with its zone.
             max_cost: US dollars, such as 5 or `"$5"`.
             target: The value of the metric that ends the search.
+            num_samples: More trials, such as `"+16"`, or how many the search is to have in all.
             dry_run: Whether only to show the effect.
             idempotency_key: A grant that is repeated with the same key has one effect.
 
@@ -481,10 +484,47 @@ class Client(Connected):
             Traceback (most recent call last):
             rubberband.errors.InputError: experiment 'served' is done...
         """
-        limits = {"deadline": deadline, "max_cost": max_cost, "target": target, "dry_run": dry_run}
-        body = {word: value for word, value in limits.items() if value is not None}
+        limits = {"deadline": deadline, "max_cost": max_cost, "target": target, "num_samples": num_samples}
+        body = {word: value for word, value in limits.items() if value is not None} | {"dry_run": dry_run}
         send = calls.post if dry_run else calls.act
         return self._send(send(calls.path(name, "/extend"), body, key=None if dry_run else idempotency_key))
+
+    def add(
+        self,
+        name: str,
+        configuration: Mapping[str, Any] | None = None,
+        *,
+        clone_of: int | None = None,
+        from_checkpoint: bool = False,
+        dry_run: bool = True,
+        idempotency_key: str | None = None,
+    ) -> models.ExtensionView:
+        """Show the effect of a configuration that is added to a search; with `dry_run=False`, add it.
+
+        Args:
+            name: The experiment, which runs or is done: a resume continues it then.
+            configuration: Values of parameters; what they leave out is drawn.
+            clone_of: A trial: what is left out is as in that.
+            from_checkpoint: Whether it continues from that trial's latest checkpoint.
+            dry_run: Whether only to show the effect.
+            idempotency_key: A request that is repeated with the same key has one effect.
+
+        Returns:
+            The time and the cost before and after, and the trial in `trials`.
+
+        Raises:
+            InputError: There is no experiment or no trial of that name, a value is outside the space, the experiment
+                ended early, or the trial does not fit its deadline and max_cost.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     client.add("served", {"lr": 0.1})["trials"][0]["lr"]
+            0.1
+        """
+        asked = {"configuration": dict(configuration or {}), "from_checkpoint": from_checkpoint, "dry_run": dry_run}
+        body = asked if clone_of is None else {**asked, "clone_of": clone_of}
+        send = calls.post if dry_run else calls.act
+        return self._send(send(calls.path(name, "/trials"), body, key=None if dry_run else idempotency_key))
 
     def limit(
         self, name: str, max_instances: int | None, *, idempotency_key: str | None = None

@@ -442,8 +442,10 @@ class ExtensionView(Answer):
     """The first stage that the plans cover."""
     added_s: float | None
     added_usd: float | None
+    trials: list[dict[str, Any] | None]
+    """Configurations of the trials that are added; null: the sampler draws it."""
     applied: bool
-    """Whether the limits were changed, not only previewed."""
+    """Whether it was changed, not only previewed."""
 
 
 class PriceList(Answer):

@@ -38,6 +38,12 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "rubberband extend": (
         "rubberband extend digits --deadline 2h --dry-run",
         "rubberband extend digits --max-cost 20",
+        "rubberband extend digits --num-samples +16",
+    ),
+    "rubberband add": ("rubberband add digits lr=0.1 width=64", "rubberband add digits lr=0.03 --dry-run"),
+    "rubberband clone": (
+        "rubberband clone digits 12 lr=1e-4",
+        "rubberband clone digits 12 lr=1e-4 --from-checkpoint",
     ),
     "rubberband scale": ("rubberband scale digits --max-instances 2",),
     "rubberband ps": ("rubberband ps", "rubberband ps --search running --server https://tuning.example.org"),

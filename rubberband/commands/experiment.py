@@ -1,4 +1,4 @@
-"""`rubberband status`, `logs`, `cancel`, `stop`, `extend`, `scale`: an experiment on this machine or at a service."""
+"""`rubberband status`, `logs`, `cancel`, `stop`, `extend`, `add`, `clone`, `scale`: on this machine or at a service."""
 
 from __future__ import annotations
 
@@ -147,47 +147,142 @@ def stop(
     print(f"{name}: stop of {stopped} requested", file=sys.stderr)
 
 
+DeadlineOption = Annotated[
+    str | None,
+    option(
+        "--deadline",
+        "TIME",
+        "The new deadline: a duration from the start (at a service, from the submission) such as 40m, or"
+        " a time with its zone.",
+    ),
+]
+MaxCostOption = Annotated[str | None, option("--max-cost", "USD", "The new limit, for the whole experiment.")]
+ConfirmOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", "-n", help="Only show what would change.")]
+_VALUES = "Values of parameters, such as lr=0.1 width=64."
+
+
 def extend(
     name: Name,
-    deadline: Annotated[
-        str | None,
-        option(
-            "--deadline",
-            "TIME",
-            "The new deadline: a duration from the start (at a service, from the submission) such as 40m, or"
-            " a time with its zone.",
-        ),
+    deadline: DeadlineOption = None,
+    max_cost: MaxCostOption = None,
+    num_samples: Annotated[
+        str | None, option("--num-samples", "N", "More trials: +16, or how many the search is to have in all.")
     ] = None,
-    max_cost: Annotated[str | None, option("--max-cost", "USD", "The new limit, for the whole experiment.")] = None,
     target: Annotated[
         float | None, option("--target", "VALUE", "The new value of the metric that ends the search (search.stop).")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only show what would change.")] = False,
+    yes: ConfirmOption = False,
+    dry_run: DryRunOption = False,
     output: TextOption = TextFormat.text,
     server: ServerOption = None,
     on: OnOption = None,
 ) -> None:
-    """Give more time, budget or another target.
+    """Give more time, money, trials, a target.
 
     Shows the new plan with its time and cost first, and asks for confirmation. A running experiment uses the new limits
     from the next SYNC on, and a target at once. An experiment that stopped at max_cost, or that reached its target, can
     then be resumed.
+
+    The experiment's sampler draws the trials as if they had been there from the start. They join a bracket in its first
+    stage; after that, and after the end of the search, they are a further bracket. Resume a search that has ended to
+    train them.
     """
+    if (deadline, max_cost, target, num_samples) == (None, None, None, None):
+        raise InputError(
+            "extend: nothing to change; give --deadline 40m, --max-cost 5, --target 0.98 or --num-samples +16"
+        )
+    _change(name, deadline, max_cost, target, num_samples, yes=yes, dry_run=dry_run, output=output, server=server)
+
+
+def add(
+    name: Name,
+    values: Annotated[list[str], argument("KEY=VALUE", _VALUES)],
+    yes: ConfirmOption = False,
+    dry_run: DryRunOption = False,
+    output: TextOption = TextFormat.text,
+    server: ServerOption = None,
+    on: OnOption = None,
+) -> None:
+    """Add a configuration to a search.
+
+    Parameters that are left out are drawn at random; a value outside the space is refused. Shows time and cost first,
+    and asks for confirmation. The trial trains to the end of the stage that ends first, and is ranked with the others.
+    Resume a search that has ended to train it.
+    """
+    trials = {"configuration": configuration_of(values)}
+    _change(name, None, None, None, trials, yes=yes, dry_run=dry_run, output=output, server=server)
+
+
+def clone(
+    name: Name,
+    trial: Annotated[int, argument("TRIAL", "Number of the trial.", min=0)],
+    values: Annotated[list[str] | None, argument("[KEY=VALUE]...", _VALUES)] = None,
+    from_checkpoint: Annotated[
+        bool, typer.Option("--from-checkpoint", help="Continue from the trial's latest checkpoint.")
+    ] = False,
+    yes: ConfirmOption = False,
+    dry_run: DryRunOption = False,
+    output: TextOption = TextFormat.text,
+    server: ServerOption = None,
+    on: OnOption = None,
+) -> None:
+    """Add a changed copy of a trial.
+
+    Its other values are those of the trial. It trains from the beginning with a seed of its own or, with
+    --from-checkpoint, continues from the trial's latest checkpoint. Shows time and cost first, and asks for
+    confirmation.
+    """
+    changes = {"configuration": configuration_of(values or []), "clone_of": trial, "from_checkpoint": from_checkpoint}
+    _change(name, None, None, None, changes, yes=yes, dry_run=dry_run, output=output, server=server)
+
+
+def configuration_of(values: Sequence[str]) -> dict[str, Any]:
+    """Return the values of `KEY=VALUE` texts, each as in a file. Raises InputError."""
+    from rubberband.spec.loading import YamlError, read_yaml
+
+    found: dict[str, Any] = {}
+    for text in values:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise InputError(f"{text!r} is no KEY=VALUE; write it as lr=0.1")
+        if key in found:
+            raise InputError(f"{key} is given twice; leave one out")
+        try:
+            found[key], _ = read_yaml(value)
+        except YamlError as error:
+            raise InputError(f"{key}: {error.reason}") from None
+    return found
+
+
+def _change(
+    name: str,
+    deadline: str | None,
+    max_cost: str | None,
+    target: float | None,
+    trials: str | dict[str, Any] | None,
+    *,
+    yes: bool,
+    dry_run: bool,
+    output: TextFormat,
+    server: str | None,
+) -> None:
+    """Show the effect of other limits or more trials, and ask for them once the user has confirmed."""
+    from rubberband.states import ACTIVE
     from rubberband.units import parse_usd
     from rubberband.views.live.status import extension_lines
 
-    if deadline is None and max_cost is None and target is None:
-        raise InputError("extend: nothing to change; give --deadline 40m, --max-cost 5 or --target 0.98")
     max_cost_usd = None if max_cost is None else parse_usd(max_cost)
     with open_experiment(name, server) as experiment:
-        found = experiment.extension(deadline, max_cost_usd, target, granted=False)
-        unit = experiment.look()["summary"].get("unit", "USD")
+        found = experiment.extension(deadline, max_cost_usd, target, trials, granted=False)
+        view = experiment.look()
+        unit = view["summary"].get("unit", "USD")
         for line in extension_lines(found):
             print(in_unit(line, unit), file=sys.stderr)
         if not dry_run and (yes or typer.confirm("Apply it?", err=True)):
-            found = experiment.extension(deadline, max_cost_usd, target, granted=True)
-            print("applied", file=sys.stderr)
+            found = experiment.extension(deadline, max_cost_usd, target, trials, granted=True)
+            later = f"; `rubberband resume {name}` trains them" if trials and view["state"] not in ACTIVE else ""
+            print(f"applied{later}", file=sys.stderr)
     if output is TextFormat.json:
         print_json({"schema": "rubberband.extension/1", **found})
 
@@ -244,11 +339,20 @@ class RemoteExperiment:
         return f"{self._name}: {found['state']}; {effect}"
 
     def extension(
-        self, deadline: str | None, max_cost_usd: float | None, target: float | None = None, *, granted: bool
+        self,
+        deadline: str | None,
+        max_cost_usd: float | None,
+        target: float | None = None,
+        trials: str | dict[str, Any] | None = None,
+        *,
+        granted: bool,
     ) -> dict[str, Any]:
-        """Return the effect of other limits, and set them if `granted`."""
+        """Return the effect of other limits or more trials, and ask for them if `granted`."""
+        name, dry_run = self._name, not granted
+        if isinstance(trials, dict):
+            return dict(self._client.add(name, **trials, dry_run=dry_run))
         limits: dict[str, Any] = {"deadline": deadline, "max_cost": max_cost_usd, "target": target}
-        return dict(self._client.extend(self._name, dry_run=not granted, **limits))
+        return dict(self._client.extend(name, num_samples=trials, dry_run=dry_run, **limits))
 
     def limit(self, max_instances: int | None) -> None:
         """Limit its instances from now on."""

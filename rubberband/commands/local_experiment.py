@@ -15,7 +15,7 @@ import rubberband
 from rubberband.client.models import ExperimentDetail, ExperimentView, ExtensionView
 from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder, folders, open_folder, read_labels, stamp_of
-from rubberband.executor.journal.inbox import DriverRequest, Inbox, pool_of
+from rubberband.executor.journal.inbox import DriverRequest, Inbox, NewTrials, pool_of
 from rubberband.executor.logs.pages import PrintedLine, page, trial_files
 from rubberband.executor.run.follower import JournalFollower, at_work, explaining, outcome_of
 from rubberband.files import write_atomically
@@ -59,14 +59,26 @@ class LocalExperiment:
         )
 
     def extension(
-        self, deadline: str | None, max_cost_usd: float | None, target: float | None = None, *, granted: bool
+        self,
+        deadline: str | None,
+        max_cost_usd: float | None,
+        target: float | None = None,
+        trials: str | dict[str, Any] | None = None,
+        *,
+        granted: bool,
     ) -> ExtensionView:
-        """Return the effect of other limits, and send them to the driver if `granted`. Raises InputError."""
+        """Return the effect of other limits or more trials, and send them to the driver if `granted`.
+
+        `trials`: as `num_samples` has them, or the values of a `NewTrials`. Raises InputError.
+        """
         view, busy = self.look(), at_work(self._folder)
-        if why := self._obstacle(view, "extend"):
+        if why := self._obstacle(view, "extend" if trials is None else "add"):
             raise InputError(f"experiment {view['name']!r} is {view['state']}: {why}")
+        new = NewTrials(**trials) if isinstance(trials, dict) else None
+        if isinstance(trials, str):
+            new = self._follower.new_trials(trials)
         limits = self._follower.limits(deadline=deadline, max_cost_usd=max_cost_usd, target=target)
-        found = self._follower.extension(limits, driven=busy)
+        found = self._follower.extension(limits, driven=busy, trials=new)
         if max_cost_usd is not None:
             from rubberband.executor.run.allowance import require_going_on
 
@@ -77,7 +89,10 @@ class LocalExperiment:
                 from rubberband.planning.month_cap import require_money
 
                 require_money(Path(pool), found.added_usd, found.added_s, "the extension")
-            self._ask("extend", **asdict(limits))
+            if (deadline, max_cost_usd, target) != (None, None, None):
+                self._ask("extend", **asdict(limits))
+            if new is not None:
+                self._ask("add", trials=new)
         return {**extension_view(found), "applied": granted}
 
     def cancel(self) -> str:

@@ -79,6 +79,41 @@ def _drawer(unit: Unit, trial: int, point: Mapping[str, Any]) -> Draw:
     return draw
 
 
+def completed(
+    space: Mapping[str, Any],
+    point: Mapping[str, Any],
+    seed: int,
+    number: int,
+    base: Mapping[str, Any] | None = None,
+) -> Configuration:
+    """Return the configuration of a trial that is added: the point's values, then those of `base`, the rest drawn.
+
+    `number` is the trial's, from which what is drawn follows, beside what the sampler of this seed draws for others.
+    Raises InputError for a value outside the space, a parameter that it has not, or one that the trial has not.
+    """
+    unit = _units(hashed(seed, "added") >> 1)
+
+    def draw(path: Path, domain: Domain) -> Any:
+        name = path[-1]
+        given = point if name in point else base or {}
+        if name not in given:
+            if domain.kind == "grid":
+                raise InputError(f"{name}: give one of its values, as a grid has no other to draw from")
+            return domain.draw(unit(path, number))
+        try:
+            return domain.find(given[name])
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
+
+    found = configured(space, draw)
+    if left := {name: value for name, value in point.items() if name not in found}:
+        check_point(space, left, "the trial")
+    for name, value in point.items():
+        if name in space and not isinstance(space[name], Domain):
+            check_point(space, {name: value}, "the trial")
+    return found
+
+
 def check(
     space: Mapping[str, Any], sampler: SamplerType, num_samples: int, points: Sequence[Mapping[str, Any]] = ()
 ) -> None:

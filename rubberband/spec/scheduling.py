@@ -24,6 +24,15 @@ class Scheduler(Words):
         """Return the sizes from which on a search of more trials (or iterations) never needs less, in order."""
         return [1]
 
+    def chain(self, trials: int) -> tuple[Stage, ...]:
+        """Return the stages of one more bracket, of `trials` trials; empty where trials climb rungs without a SYNC."""
+        return ()
+
+    @property
+    def eta(self) -> int | None:
+        """The factor by which its stages have fewer trials; None: they are written out, or have none."""
+        return None
+
     def check(self, space: Mapping[str, Any], sampler: SamplerType) -> None:
         """Raise InputError for a space or a sampler that it does not go with."""
 

@@ -152,6 +152,17 @@ def _bracket(trials: int, s: int, max_t: int, eta: int) -> tuple[Stage, ...]:
     return tuple(Stage(trials=max(1, trials // eta**i), iterations=totals[i + 1] - totals[i]) for i in range(s + 1))
 
 
+def _merged(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """Return the stages, those without a halving between them as one."""
+    found: list[Stage] = []
+    for stage in stages:
+        if found and found[-1].trials == stage.trials:
+            found[-1] = Stage(trials=stage.trials, iterations=found[-1].iterations + stage.iterations)
+        else:
+            found.append(stage)
+    return tuple(found)
+
+
 class _Sized(Scheduler):
     """A scheduler of some trials; the grid sampler needs no number of them."""
 
@@ -228,6 +239,16 @@ class Sha(_Halving):
     def other(self) -> tuple[str, tuple[Stage, ...]]:
         """Return the same rungs without a SYNC."""
         return "asha", (asha(self.stages(), self.reduction_factor),)
+
+    def chain(self, trials: int) -> tuple[Stage, ...]:
+        """Return the stages of a search of `trials` trials."""
+        assert isinstance(self.max_t, int), "what runs has a size"
+        return sha(trials, self.grace_period, self.max_t, self.reduction_factor)
+
+    @property
+    def eta(self) -> int:
+        """Its reduction factor."""
+        return self.reduction_factor
 
 
 class Asha(_Halving):
@@ -315,6 +336,19 @@ class Hyperband(Scheduler):
             raise _unsized(self)
         return hyperband(self.max_t, self.reduction_factor, self.num_samples)
 
+    def chain(self, trials: int) -> tuple[Stage, ...]:
+        """Return the stages of its bracket that halves most, with `trials` trials."""
+        assert isinstance(self.max_t, int), "what runs has a size"
+        halvings = 0
+        while self.reduction_factor ** (halvings + 1) <= self.max_t:
+            halvings += 1
+        return _merged(_bracket(trials, halvings, self.max_t, self.reduction_factor))
+
+    @property
+    def eta(self) -> int:
+        """Its reduction factor."""
+        return self.reduction_factor
+
 
 def auto_key(scheduler: BaseModel) -> SizeKey | None:
     """Return the key of a scheduler that is `auto`; None without any."""
@@ -355,6 +389,13 @@ class WrittenStages(Scheduler):
     def brackets(self) -> tuple[tuple[Stage, ...], ...]:
         """Its one chain of stages."""
         return (tuple(Stage(trials=stage.trials, iterations=stage.iterations) for stage in self.written),)
+
+    def chain(self, trials: int) -> tuple[Stage, ...]:
+        """Return the stages with `trials` trials in the first one, and in proportion in the later ones."""
+        first = self.written[0].trials
+        return _merged(
+            [Stage(trials=max(1, one.trials * trials // first), iterations=one.iterations) for one in self.written]
+        )
 
 
 AnyScheduler = Sha | Asha | Hyperband | NoScheduler | WrittenStages | Pbt

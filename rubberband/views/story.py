@@ -22,6 +22,7 @@ from rubberband.executor.core.history import (
     SearchEnd,
     Setback,
     TrialCut,
+    TrialsJoined,
 )
 from rubberband.executor.result.result import Result, StageResult
 from rubberband.units import counted, duration, gpus_each
@@ -36,11 +37,22 @@ class StoryLine:
     what: str
     text: str
     kind: str
-    """`sync`, `kept`, `changed`, `extended`, `resumed`, `setback`, `forked`, `pause`, `replaced`, `idle`, `stopped`,
-    `worth`."""
+    """`sync`, `kept`, `changed`, `extended`, `resumed`, `setback`, `forked`, `added`, `pause`, `replaced`, `idle`,
+    `stopped`, `worth`."""
 
 
-StoryRecord = Setback | Fork | Pause | LimitsExtended | Replacement | HungInstance | TrialCut | GivenBack | Regrouped
+StoryRecord = (
+    Setback
+    | Fork
+    | Pause
+    | LimitsExtended
+    | Replacement
+    | HungInstance
+    | TrialCut
+    | GivenBack
+    | Regrouped
+    | TrialsJoined
+)
 
 
 def sentence(one: StoryRecord) -> str:
@@ -58,6 +70,8 @@ def sentence(one: StoryRecord) -> str:
         case TrialCut():
             after = counted(one.iterations, "iteration")
             return f"trial {one.trial} ended by {one.rule} after {after}: {printable(one.reason)}"
+        case TrialsJoined():
+            return added(one)
         case HungInstance():
             return (
                 f"{one.instance} is replaced {_when(one)}: trial {one.trial} hung, and no other trial there has "
@@ -97,6 +111,19 @@ def _regrouped(one: Regrouped) -> str:
         return f"{moved}; this is expected to {cost}{late}"
     wider = f"trial {one.trial} takes a gang of {one.gpus} instead of {one.gpus_before} after iteration"
     return f"{wider} {one.iterations}; the stage is expected to end {duration(one.saved_s)} sooner, and that to {cost}"
+
+
+def added(one: TrialsJoined) -> str:
+    """Return `trials 27 to 42 added, drawn by the random sampler`, or `trial 9 added: trial 3 with lr 0.1 -> 0.01`."""
+    if not one.trials:
+        return f"no trial added: {printable(one.reason)}"
+    first, last = one.trials[0], one.trials[-1]
+    which = f"trial {first} added" if first == last else f"trials {first} to {last} added"
+    if one.clone_of is not None:
+        changed = ", ".join(f"{name} {setting(was)} -> {setting(now)}" for name, (was, now) in one.changes.items())
+        onwards = f", from its {counted(one.from_iterations, 'iteration')}" if one.from_iterations else ""
+        return f"{which}: trial {one.clone_of} with {printable(changed) or 'no change'}{onwards}"
+    return f"{which}, drawn {printable(one.reason)}" if one.reason else which
 
 
 def _when(one: Replacement | HungInstance) -> str:
@@ -168,10 +195,12 @@ def story(result: Result) -> list[StoryLine]:
     if (end := result.ended_by) is not None:
         text = f"{printable(end.reason)}; {not_needed(end, result.actual_jct_s, result.actual_cost_usd)}"
         found.append(StoryLine(at_s=end.at_s, what="end of the search", text=text, kind="stopped"))
+    cloned = {trial for one in result.added for trial in one.trials if one.from_iterations}
     for what, kind, records in (
         ("extended", "extended", result.extensions),
         ("checkpoint lost", "setback", result.setbacks),
-        ("trial forked", "forked", result.forks),
+        ("trial forked", "forked", [one for one in result.forks if one.trial not in cloned]),
+        ("trials added", "added", result.added),
         ("driver paused", "pause", result.pauses),
         ("slow instance replaced", "replaced", result.replacements),
         ("instances given back", "idle", result.given_back),

@@ -15,6 +15,7 @@ from typing import Any, cast
 from rubberband.api.app import app_of
 from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.experiments.admission import Admission
+from rubberband.api.experiments.extending import Wanted
 from rubberband.api.experiments.starting import conflict, raised_as_problems
 from rubberband.api.plans.previews import PlanAnswer, Plans, Preview
 from rubberband.api.plans.process import planned, question_of
@@ -138,18 +139,11 @@ class FakeRuns:
     def extensions(self) -> FakeRuns:
         return self
 
-    async def outlook(
-        self,
-        _plans: object,
-        _name: str,
-        _deadline: object,
-        max_cost_usd: float | None,
-        _target: float | None,
-        _caller: str,
-    ) -> Extension:
+    async def outlook(self, _plans: object, _name: str, wanted: Wanted, _caller: str) -> Extension:
         before = outlook(deadline_s=100.0, max_cost_usd=1.0)
-        after = outlook(deadline_s=200.0, max_cost_usd=max_cost_usd or 1.0)
-        return Extension(before=before, after=after, stage=1)
+        after = outlook(deadline_s=200.0, max_cost_usd=wanted.max_cost_usd or 1.0)
+        trials = () if wanted.trials is None else (wanted.trials.configuration,)
+        return Extension(before=before, after=after, stage=1, trials=trials)
 
     async def planned_and_granted(self, *asked: Any, request: str) -> Extension:
         """Apply the limits; a request that was applied before changes nothing."""

@@ -13,6 +13,7 @@ from rubberband.executor import (
     Phase,
     Slot,
     State,
+    TrialsJoined,
     TrialStatus,
     best_trial,
     bill_usd,
@@ -133,7 +134,9 @@ def _validate_rungs(job: Job, state: State, lane: LaneState) -> None:
                 gone += job.repeats > 1 and len(left) < len(repeats)
         is_right = above + here <= count <= above + here + gone
         assert is_right, f"{count} results count in rung {rung}, and {above + here} configurations ended it"
-        if state.course == "running" and lane.phase is Phase.TRAINING and lane.runners:
+        joined = state.history.of(TrialsJoined)[-1:]
+        is_taken_in = not joined or joined[0].at_s < state.elapsed_s(state.now)
+        if state.course == "running" and lane.phase is Phase.TRAINING and lane.runners and is_taken_in:
             best = lane.rungs.promotable()
             assert best is None or not lane.room, f"{best} may go on, and a slot is free"
         assert above <= count, f"{above} trials left rung {rung} of {count}"

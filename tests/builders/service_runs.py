@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.api.experiments import ExperimentRuns
+from rubberband.api.experiments.extending import Wanted
 from rubberband.api.plans.process import RestAnswer, RestQuestion, answered, read_answer
 from rubberband.api.problems import problem_of
 from rubberband.api.settings import ServiceLimits, Settings
@@ -156,7 +157,7 @@ class House:
 
 def extension(runs: ExperimentRuns, home: Path, name: str, **limits: Any) -> Extension:
     """What other limits bring, planned as a process of its own would."""
-    asked = runs.extensions.question(name, **limits)
+    asked = runs.extensions.question(name, Wanted(**limits))
     assert isinstance(asked, RestQuestion)
     return _planned(asked, home).extension
 
@@ -165,7 +166,7 @@ def extend(runs: ExperimentRuns, home: Path, name: str, *, request: str, **limit
     """Other limits, in force: planned as a process of its own would, until nothing changes meanwhile."""
 
     def granted() -> Extension | None:
-        asked = runs.extensions.question(name, request=request, **limits)
+        asked = runs.extensions.question(name, Wanted(**limits), request=request)
         if isinstance(asked, Extension):
             return asked
         return runs.extensions.grant(asked, _planned(asked, home), request)

@@ -57,12 +57,12 @@ CASES = [
     Case(state=ExperimentState.QUEUED, journal="half", may="cancel extend"),
     Case(state=ExperimentState.STARTING, words=WORDS, may="cancel"),
     Case(state=ExperimentState.STARTING, journal="half", words=WORDS, may="cancel extend"),
-    Case(state=ExperimentState.RUNNING, journal="half", words=WORDS, may="cancel extend limit"),
-    Case(state=ExperimentState.RUNNING, journal="unlimited", words=UNLIMITED, may="cancel limit"),
+    Case(state=ExperimentState.RUNNING, journal="half", words=WORDS, may="cancel extend add limit"),
+    Case(state=ExperimentState.RUNNING, journal="unlimited", words=UNLIMITED, may="cancel add limit"),
     Case(state=ExperimentState.INTERRUPTED, words=WORDS, may="resume"),
     Case(state=ExperimentState.INTERRUPTED, words=RENTS, may=""),
-    Case(state=ExperimentState.INTERRUPTED, journal="half", words=WORDS, may="resume extend"),
-    Case(state=ExperimentState.DONE, journal="done", words=WORDS, may="delete"),
+    Case(state=ExperimentState.INTERRUPTED, journal="half", words=WORDS, may="resume extend add"),
+    Case(state=ExperimentState.DONE, journal="done", words=WORDS, may="add delete"),
     Case(state=ExperimentState.CANCELLED, words=WORDS, may="resume delete"),
     Case(state=ExperimentState.CANCELLED, journal="half", words=WORDS, may="resume extend"),
     Case(state=ExperimentState.BUDGET, journal="budget", words=WORDS, may="extend delete"),
@@ -150,6 +150,8 @@ def granted(house: House, name: str, action: Action) -> str:
                     client.resume(name)
                 case "extend":
                     client.extend(name, deadline="10h", max_cost=50.0)
+                case "add":
+                    client.extend(name, num_samples="+1")
                 case "limit":
                     client.limit(name, 1)
                 case "delete":

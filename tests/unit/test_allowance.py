@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from rubberband import cli
 from rubberband.api.experiments import ExperimentRuns
+from rubberband.api.experiments.extending import Wanted
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import Settings
 from rubberband.api.store import open_store
@@ -497,9 +498,9 @@ def test_a_service_refuses_a_resume_and_other_limits_beyond_the_policy(home: Pat
         runs = ExperimentRuns(Settings(home=home, providers=("aws", "virtual")), store, lambda: None)
         policy(home, "max_usd_per_run: 5.5")
         for name in ("queued", "begun"):
-            runs.extensions.question(name, max_cost_usd=5.5)
+            runs.extensions.question(name, Wanted(max_cost_usd=5.5))
             with pytest.raises(HttpProblem, match=r"max_usd_per_run of .*max_cost is 6\.00 USD, more than 5\.50"):
-                runs.extensions.question(name, max_cost_usd=6.0)
+                runs.extensions.question(name, Wanted(max_cost_usd=6.0))
         policy(home, "max_usd_per_run: 3")
         with pytest.raises(
             HttpProblem, match=r"max_usd_per_run of policy\.yaml: max_cost is 4\.00 USD, more than 3\.00"

@@ -209,7 +209,7 @@ def test_requests_that_spend_money_or_delete_take_a_key(document: dict[str, Any]
         if any(parameter["name"] == "Idempotency-Key" for parameter in operation.get("parameters", []))
     }
     acts = ("submit", "cancel", "resume", "extend", "limit", "delete")
-    assert keyed == {f"{act}Experiment" for act in acts} | {"stopTrial"}
+    assert keyed == {f"{act}Experiment" for act in acts} | {"stopTrial", "addTrial"}
 
 
 MADE_UP = {"/v1/pool", "/v1/plans/{id}", "/v1/tokens/{id}"}

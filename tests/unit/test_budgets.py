@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rubberband.api.experiments.budgets import Budgets
-from rubberband.api.experiments.extending import Extensions
+from rubberband.api.experiments.extending import Extensions, Wanted
 from rubberband.api.plans.process import RestAnswer, RestQuestion, with_limits
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import SharedPool
@@ -198,10 +198,10 @@ def test_an_extension_that_the_cap_or_a_budget_does_not_cover_is_refused(
     with fake_service(tmp_path, pool=pool) as service:
         granted: list[str] = []
 
-        def question(name: str, *, max_cost_usd: float, request: str = "", **_: Any) -> RestQuestion:
+        def question(name: str, wanted: Wanted, *, request: str = "") -> RestQuestion:
             row = service.store.submission(name)
             assert row is not None
-            other = with_limits(row.words, None, max_cost_usd)
+            other = with_limits(row.words, None, wanted.max_cost_usd)
             return RestQuestion(name=name, now=service.clock(), words=dict(row.words), other=other)
 
         def grant(_asked: RestQuestion, answer: RestAnswer, request: str) -> Any:

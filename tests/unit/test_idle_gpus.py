@@ -112,7 +112,7 @@ def test_instances_of_the_next_stage_are_kept_unless_it_is_surely_cheaper_to_buy
     _, again = run_both(slow)
     assert [one.instances for one in again.history.of(GivenBack)] == [("i-003",)]
     deadline = dataclasses.replace(slow, deadline_s=slow.prediction.jct_s + 100.0)
-    assert not run_both(deadline)[1].history.records  # there is no room for three starts
+    assert not run_both(deadline)[1].history.of(GivenBack)  # there is no room for three starts
 
 
 WIDE = dataclasses.replace(OFFER, gpus=4, max_instances=2)

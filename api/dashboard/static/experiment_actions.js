@@ -1,4 +1,4 @@
-// Cancel, resume, extend, limit and delete: each in a dialog, and what an extension changes is shown before it is asked for.
+// Cancel, resume, extend, add, limit and delete: each in a dialog, and what an extension changes is shown before it is asked for.
 import { freshKey } from "./browser.js";
 import { make, show, show_wrong } from "./dom.js";
 import { say } from "./live.js";
@@ -11,6 +11,7 @@ export function offerActions(name, changed) {
   const address = `/v1/experiments/${name}`;
   offerDialogs(address, changed);
   offerExtension(address, changed);
+  offerAddition(address, changed);
   offerLimit(address, changed);
   offerDeletion(address);
 }
@@ -43,10 +44,28 @@ async function act(button, address, changed) {
 }
 
 function offerExtension(address, changed) {
-  const element = dialog("extend");
-  const form = document.getElementById("extend-form");
-  const told = document.getElementById("extend-told");
-  const apply = document.getElementById("extend-apply");
+  offerChange("extend", changed, "The limits were changed.", (form) => {
+    const limits = limitsOf(form);
+    return limits && [`${address}/extend`, limits];
+  }, "Give a deadline, a max_cost or a target.");
+}
+
+function offerAddition(address, changed) {
+  offerChange("add", changed, "The trials were added.", (form) => {
+    const [number, values, clone] = ["num_samples", "configuration", "clone_of"].map((name) => form.elements[name].value.trim());
+    if (number) return [`${address}/extend`, { num_samples: `+${number.replace(/^\+/, "")}` }];
+    if (!values && !clone) return null;
+    const trial = { configuration: configurationOf(values), from_checkpoint: form.elements.from_checkpoint.checked };
+    return [`${address}/trials`, clone ? { ...trial, clone_of: Number(clone) } : trial];
+  }, "Give a number, values, or a trial.");
+}
+
+// A change whose effect is shown before it is asked for: `asked` reads the form, and is null if nothing is asked for.
+function offerChange(id, changed, said, asked, missing) {
+  const element = dialog(id);
+  const form = document.getElementById(`${id}-form`);
+  const told = document.getElementById(`${id}-told`);
+  const apply = document.getElementById(`${id}-apply`);
   let wanted = null; // what was looked at, and the key of asking for it
   const forget = () => {
     wanted = null;
@@ -62,22 +81,36 @@ function offerExtension(address, changed) {
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     forget();
-    const limits = limitsOf(form);
-    if (!limits) return complain(element, { detail: "Give a deadline, a max_cost or a target." });
-    const answer = await busy(form.querySelector("#extend-look"), () => send("POST", `${address}/extend`, { ...limits, dry_run: true }));
+    const found = asked(form);
+    if (!found) return complain(element, { detail: missing });
+    const [path, body] = found;
+    const answer = await busy(form.querySelector(`#${id}-look`), () => send("POST", path, { ...body, dry_run: true }));
     if (!answer.ok) return complain(element, answer.body);
     told.replaceChildren(...extension(answer.body));
-    wanted = { limits, key: freshKey() };
+    wanted = { path, body, key: freshKey() };
     apply.disabled = false;
   });
   apply.addEventListener("click", async () => {
-    const { limits, key } = wanted;
-    const answer = await busy(apply, () => send("POST", `${address}/extend`, { ...limits, dry_run: false }, key));
+    const { path, body, key } = wanted;
+    const answer = await busy(apply, () => send("POST", path, { ...body, dry_run: false }, key));
     if (!answer.ok) return complain(element, answer.body);
     element.close();
-    say("The limits were changed.");
+    say(said);
     changed();
   });
+}
+
+// `lr=0.1 width=64` as values; what is no JSON is a text.
+function configurationOf(text) {
+  const pairs = text.split(/\s+/).filter(Boolean).map((part) => {
+    const [, name, value] = /^([^=]*)=?(.*)$/.exec(part);
+    try {
+      return [name, JSON.parse(value)];
+    } catch {
+      return [name, value];
+    }
+  });
+  return Object.fromEntries(pairs);
 }
 
 function offerLimit(address, changed) {

@@ -23,6 +23,7 @@ from rubberband.executor.core.events import (
     RestValued,
     Tick,
     TrialReported,
+    TrialsAdded,
     TrialsDrawn,
     TrialStopRequested,
 )
@@ -42,6 +43,7 @@ from rubberband.executor.core.history import (
     Replacement,
     Setback,
     TrialCut,
+    TrialsJoined,
 )
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.ranking import best_trial, standing
@@ -97,6 +99,9 @@ class Narrator:
         self._job, state = controller.job, controller.state
         if isinstance(event, LimitsChanged):
             return [f"extended: {sentence(granted)}" for granted in self._made(LimitsExtended, event, state)]
+        if isinstance(event, TrialsAdded):
+            self._fresh("forks", state.history.of(Fork))  # that of a clone is in its sentence
+            return [sentence(added) for added in self._made(TrialsJoined, event, state)]
         if isinstance(event, AllotmentChanged):
             is_begun, deadline_s = bool(state.stages), self._job.deadline_s
             changes = self._made(InstanceCapChanged, event, state)

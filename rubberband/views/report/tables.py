@@ -195,7 +195,7 @@ def comparison(result: Result) -> TextTable:
         whole = f", {usd(result.whole_cost_usd)} USD in all" if result.profiling_cost_usd else ""
         notes.append(f"Profiling before the start took {took} more{whole}; the limits below are what it left.")
     notes += [f"After {duration(one.at_s)} it was extended: {sentence(one)}." for one in result.extensions]
-    others: tuple[StoryRecord, ...] = (*result.setbacks, *result.pauses, *result.replacements)
+    others: tuple[StoryRecord, ...] = (*result.setbacks, *result.added, *result.pauses, *result.replacements)
     notes += [f"After {duration(one.at_s)} {sentence(one)}." for one in others]
     for rule, cut in sorted(Counter(cut.rule for cut in result.cuts).items()):
         notes.append(f"{counted(cut, 'trial')} ended early by {rule}.")
