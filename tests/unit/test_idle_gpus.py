@@ -100,13 +100,13 @@ def test_instances_without_a_trial_in_the_last_wave_are_given_back() -> None:
 
 def test_an_instance_stays_whose_minimum_is_paid_beyond_the_end_of_the_stage() -> None:
     offer = dataclasses.replace(OFFER, minimum_billed_s=3600.0)
-    assert not run_both(a_job([(5, 4)], [(4, 1)], offer))[1].history.records
+    assert not run_both(a_job([(5, 4)], [(4, 1)], offer))[1].history.of(GivenBack)
 
 
 def test_instances_of_the_next_stage_are_kept_unless_it_is_surely_cheaper_to_buy_again() -> None:
     ends = Faults(ends={0: TrialEnd(iterations=1)})
     _, kept = run_both(a_job([(4, 2), (3, 1)], [(4, 1), (3, 1)]), ends)
-    assert len(kept.history.records) == 1  # the fourth goes at once
+    assert len(kept.history.of(GivenBack)) == 1  # the fourth goes at once
     assert len(kept.instances) == 4  # the others are idle for 100 s, which is cheaper than their start of 50 s
     slow = a_job([(5, 40), (3, 1)], [(3, 1), (3, 1)])
     _, again = run_both(slow)
