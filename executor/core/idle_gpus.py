@@ -469,8 +469,12 @@ def _may_want(lane: LaneState, stage: int) -> int:
 
 
 def _needed(lane: LaneState, stage: int) -> int:
-    """Return the instances of a later stage: fewer than planned where fewer trials are left."""
+    """Return the instances of a later stage: fewer than planned where fewer trials are left.
+
+    In a population a trial that has ended is replaced, and goes on.
+    """
     job, choice, left = lane.job, lane.state.plan.stages[stage], lane.trials_left
-    if stage >= lane.bracket.end_stage or left >= job.stages[stage].trials:
+    goes_on = any(one.exchange is not None for one in job.stages)
+    if goes_on or stage >= lane.bracket.end_stage or left >= job.stages[stage].trials:
         return choice.instances
     return min(choice.instances, least_instances(left, job.offer.slots, choice.gpus_per_trial))

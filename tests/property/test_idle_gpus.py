@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from random import Random
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -30,6 +31,7 @@ from rubberband.values.plan import Plan
 from tests.builders.budget import examples
 from tests.builders.memory import MemoryJournal
 from tests.builders.planned_jobs import planned_jobs
+from tests.builders.populations import forks, job_of, random_population, run
 from tests.builders.strategies import faults, jobs
 from tests.builders.virtual_runs import jct_s, run_until_killed, run_virtual
 
@@ -150,3 +152,23 @@ def test_all_trials_end_and_gangs_have_measured_widths(job: Job, seed: int, end_
     assert finish.outcome == "done"
     assert max(widest) <= job.largest_gang
     assert {record.gpus for record in controller.state.history.of(Regrouped)} <= set(profile.seconds_per_iteration)
+
+
+@given(st.integers(0, 10**6), ENDS)
+@settings(deadline=None, max_examples=examples(100))
+def test_a_population_takes_and_costs_no_more_and_each_generation_trains_alike(
+    seed: int, ends: dict[int, TrialEnd]
+) -> None:
+    experiment = random_population(Random(seed))
+    job, found = dataclasses.replace(job_of(experiment), replan=False), []
+    for on in (False, True):
+        journal = MemoryJournal()
+        controller, _, finish = run(experiment, Faults(ends=ends), journal, asked(job, on))
+        assert finish.outcome == "done"
+        found.append((controller.state, [(one.trial, one.parent, one.configuration) for one in forks(journal)]))
+    (without, exchanged), (with_it, again) = found
+    assert again == exchanged
+    assert bill_usd(with_it, with_it.now) <= bill_usd(without, without.now) + GAINS_USD
+    if not ends:
+        assert jct_s(with_it) <= job.prediction.jct_s + GAINS_S
+        assert bill_usd(with_it, with_it.now) <= job.prediction.cost_usd + GAINS_USD

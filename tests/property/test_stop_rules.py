@@ -50,7 +50,7 @@ def outcome(state: State) -> object:
 @given(kind=st.sampled_from(["hyperband", *SEARCHES]), seed=st.integers(0, 2**32), kill_at=st.integers(1, 200))
 def test_a_resume_decides_alike(kind: str, seed: int, kill_at: int) -> None:
     job = job_of(kind)
-    job = replace(job, stop=random_rules(Random(seed), job))
+    job = replace(job, stop=random_rules(Random(seed), job), resize_in_stage=seed % 2 == 1)
 
     def backend() -> VirtualBackend:
         return VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, metric_of=uneven(seed))
