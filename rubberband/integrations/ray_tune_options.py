@@ -42,6 +42,11 @@ WORDS: Mapping[str, tuple[str, ...]] = {
         *("quantile_fraction", "resample_probability", "perturbation_factors", "custom_explore_fn", "log_config"),
         *("require_attrs", "synch"),
     ),
+    "MedianStoppingRule": (
+        *("time_attr", "metric", "mode", "grace_period", "min_samples_required", "min_time_slice", "hard_stop"),
+    ),
+    "TrialPlateauStopper": ("metric", "std", "num_results", "grace_period", "metric_threshold", "mode"),
+    "ExperimentPlateauStopper": ("metric", "std", "top", "mode", "patience"),
     "BasicVariantGenerator": ("points_to_evaluate", "max_concurrent", "constant_grid_search", "random_state"),
     "ConcurrencyLimiter": ("searcher", "max_concurrent", "batch"),
     "OptunaSearch": (
@@ -80,7 +85,11 @@ class Translated:
     max_concurrent: int | None = None
     """Most trials at a time; None: no limit."""
     stop: Stop | None = None
-    """The rule that ends a single trial."""
+    """The rule that ends a single trial, where it trains."""
+    rules: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """The words of `search.stop`."""
+    of_rules: list[tuple[str, str, str | None]] = dataclasses.field(default_factory=list)
+    """Each rule that names a metric of its own, and a mode if it has one: those of the search."""
     notes: list[str] = dataclasses.field(default_factory=list)
     """Lines to show before the run."""
 
@@ -122,6 +131,11 @@ def _read_stop(stop: Any, translated: Translated) -> int | None:
             thresholds |= _thresholds(rule, most_iterations)
         elif kind == "MaximumIterationStopper":
             most_iterations.append(rule._max_iter)
+        elif kind == "TrialPlateauStopper":
+            _add_rule(translated, kind, rule, "patience", _patience(rule))
+        elif kind == "ExperimentPlateauStopper":
+            plateau = {"top": rule._top, "std": rule._std, "reports": max(0, rule._patience - 1)}
+            _add_rule(translated, kind, rule, "no_improvement", {"plateau": plateau})
         elif kind == "TimeoutStopper":
             translated.constraints["deadline"] = f"{rule._timeout_seconds}s"
         elif kind == "FunctionStopper":
@@ -133,6 +147,20 @@ def _read_stop(stop: Any, translated: Translated) -> int | None:
     if thresholds or functions:
         translated.stop = Stop(thresholds, tuple(functions))
     return min(most_iterations) if most_iterations else None
+
+
+def _patience(rule: Any) -> dict[str, Any]:
+    if rule._metric_threshold is not None:
+        raise refused(f"TrialPlateauStopper(metric_threshold={rule._metric_threshold:g})")
+    return {"iterations": rule._num_results, "std": rule._std, "after": rule._grace_period}
+
+
+def _add_rule(translated: Translated, kind: str, rule: Any, word: str, words: dict[str, Any]) -> None:
+    """Take over a rule of `search.stop`. Raises InputError for a second one of its kind."""
+    if word in translated.rules:
+        raise refused(f"a second {kind}")
+    translated.rules[word] = words
+    translated.of_rules.append((kind, rule._metric, rule._mode))
 
 
 def _rules(stop: Any) -> list[Any]:
@@ -214,6 +242,12 @@ def _fill_search(
         translated.notes += notes
     else:
         by_scheduler = _scheduler(scheduler, trials, iterations, limits)
+    if type(scheduler).__name__ == "MedianStoppingRule":
+        translated.rules["median"] = _median(scheduler)
+    for kind, metric, mode in translated.of_rules:
+        if metric != objective["metric"] or mode not in (None, objective["mode"]):
+            other = f"metric={metric!r}" if metric != objective["metric"] else f"mode={mode!r}"
+            raise refused(f"{kind}({other}) in a search for the {objective['mode']} of {objective['metric']}")
     if by_scheduler.get("max_t") == "auto":
         translated.notes.append(
             "nothing says how long a trial trains: the plan counts on as long as the limits allow; "
@@ -226,6 +260,7 @@ def _fill_search(
         **objective,
         "scheduler": by_scheduler,
         **({"points_to_evaluate": points} if points else {}),
+        **({"stop": translated.rules} if translated.rules else {}),
         **sampling,
     }
 
@@ -293,10 +328,11 @@ _OTHERS = {"PB2": "PopulationBasedTraining, which perturbs values and learns no 
 
 def _scheduler(scheduler: Any, trials: int | str, iterations: int | None, limits: Mapping[str, Any]) -> dict[str, Any]:
     kind = type(scheduler).__name__.replace("AsyncHyperBandScheduler", "ASHAScheduler")
-    if scheduler is None or kind == "FIFOScheduler":
+    if scheduler is None or kind in ("FIFOScheduler", "MedianStoppingRule"):
         return _fifo(trials, iterations, limits)
     if kind not in ("ASHAScheduler", "HyperBandScheduler"):
-        raise InputError(f"{kind} has no counterpart; use {_OTHERS.get(kind, 'ASHAScheduler or HyperBandScheduler')}")
+        instead = _OTHERS.get(kind, "ASHAScheduler, HyperBandScheduler or MedianStoppingRule")
+        raise InputError(f"{kind} has no counterpart; use {instead}")
     if scheduler._time_attr != "training_iteration":
         raise refused(f"{kind}(time_attr={scheduler._time_attr!r})")
     if not scheduler._stop_last_trials:
@@ -320,6 +356,18 @@ def _scheduler(scheduler: Any, trials: int | str, iterations: int | None, limits
         "max_t": _whole(min(scheduler._max_t_attr, iterations or math.inf)),
         "reduction_factor": _whole(scheduler._eta),
     }
+
+
+def _median(rule: Any) -> dict[str, Any]:
+    """Return the words of `search.stop.median`."""
+    for word, value, default in (
+        ("time_attr", rule._time_attr, "training_iteration"),
+        ("min_time_slice", rule._min_time_slice, 0),
+        ("hard_stop", rule._hard_stop, True),
+    ):
+        if value != default:
+            raise InputError(f"MedianStoppingRule({word}={value!r}) has no counterpart; write {word}={default!r}")
+    return {"after": max(1, math.ceil(rule._grace_period)), "trials": max(1, rule._min_samples_required)}
 
 
 def _fifo(trials: int | str, iterations: int | None, limits: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 from ray.tune.search.optuna import OptunaSearch
 from ray.tune.stopper import (
     CombinedStopper,
+    ExperimentPlateauStopper,
     FunctionStopper,
     MaximumIterationStopper,
     NoopStopper,
@@ -220,6 +221,34 @@ def test_words_of_a_run_config(monkeypatch, run, key, value):
     assert any(isinstance(each, FailFast) for each in found.get("callbacks", ())) == bool(run.failure_config.fail_fast)
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "stop", "words"),
+    [
+        (
+            None,
+            CombinedStopper(TrialPlateauStopper("loss", std=0.1), MaximumIterationStopper(20)),
+            {"patience": {"iterations": 4, "std": 0.1, "after": 4}},
+        ),
+        (
+            ASHAScheduler(max_t=20, **OBJECTIVE),
+            ExperimentPlateauStopper("loss", top=5, patience=3),
+            {"no_improvement": {"plateau": {"top": 5, "std": 0.001, "reports": 2}}},
+        ),
+        (
+            MedianStoppingRule("training_iteration", grace_period=5.0, min_samples_required=2),
+            {"training_iteration": 20},
+            {"median": {"after": 5, "trials": 2}},
+        ),
+        (None, {"training_iteration": 20, "loss": 0.1}, None),
+    ],
+)
+def test_rules_that_end_trials_and_searches(monkeypatch, scheduler, stop, words):
+    objective = {} if isinstance(scheduler, ASHAScheduler) else OBJECTIVE
+    config = tune.TuneConfig(scheduler=scheduler, num_samples=9, **objective)
+    search = words_of(monkeypatch, tune_config=config, run_config=tune.RunConfig(stop=stop))["search"]
+    assert (search.get("stop"), search["scheduler"]["max_t"]) == (words, 20)
+
+
 @pytest.mark.parametrize(("share", "count"), [(0.5, 2), (0.25, 4), (0.33, 3), (1 / 7, 7), (0.0625, 16)])
 def test_a_part_of_a_gpu_is_a_number_of_trials_that_share_it(monkeypatch, share, count):
     config = tune.TuneConfig(**OBJECTIVE, max_concurrent_trials=2 * count)
@@ -272,7 +301,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stop": {"timesteps_total": 60}}, "RunConfig(stop={'timesteps_total': 60})"),
     ({"stop": {"training_iteration": 0}}, "RunConfig(stop={'training_iteration': 0})"),
     ({"stop": {"loss": "low"}}, "RunConfig(stop={'loss': 'low'})"),
-    ({"stop": TrialPlateauStopper("loss")}, "RunConfig(stop=TrialPlateauStopper(...))"),
+    (
+        {"stop": TrialPlateauStopper("loss", metric_threshold=0.5, mode="min")},
+        "TrialPlateauStopper(metric_threshold=0.5)",
+    ),
+    (
+        {"stop": [TrialPlateauStopper("loss"), TrialPlateauStopper("loss", std=0.1)]},
+        "a second TrialPlateauStopper",
+    ),
+    (
+        {"stop": [{"training_iteration": 9}, TrialPlateauStopper("accuracy")]},
+        "TrialPlateauStopper(metric='accuracy') in a search for the min of loss",
+    ),
+    (
+        {"stop": [{"training_iteration": 9}, ExperimentPlateauStopper("loss", mode="max")]},
+        "ExperimentPlateauStopper(mode='max') in a search for the min of loss",
+    ),
     ({"stop": count([])}, "RunConfig(stop=<lambda>), which keeps something between its calls,"),
     ({"storage_path": "s3://bucket"}, "RunConfig(storage_path='s3://bucket')"),
     ({"log_to_file": "out.txt"}, "RunConfig(log_to_file='out.txt')"),
@@ -379,7 +423,6 @@ def test_a_first_value_that_is_a_constant_is_that_of_all_trials(monkeypatch):
 
 REMEDIED: list[tuple[dict[str, Any], str]] = [
     ({"mode": None}, "the search has no metric or mode; write tune.TuneConfig"),
-    ({"scheduler": MedianStoppingRule()}, "MedianStoppingRule has no counterpart; use ASHAScheduler"),
     (
         {"scheduler": PB2(hyperparam_bounds={"lr": [1, 2]})},
         "PB2 has no counterpart; use PopulationBasedTraining,",
@@ -392,6 +435,14 @@ REMEDIED: list[tuple[dict[str, Any], str]] = [
     (mutating({"lr": {"low": 1}}), "is a mapping of its own; write its parameters side by side"),
     (mutating(stop=None), "nothing says how large the search is; add RunConfig(stop={'training_iteration': N})"),
     (mutating() | {"num_samples": -1}, "nothing says how large the search is; add TuneConfig(num_samples=8)"),
+    (
+        {"scheduler": MedianStoppingRule()},
+        "MedianStoppingRule(time_attr='time_total_s') has no counterpart; write time_attr='training_iteration'",
+    ),
+    (
+        {"scheduler": MedianStoppingRule("training_iteration", hard_stop=False)},
+        "MedianStoppingRule(hard_stop=False) has no counterpart; write hard_stop=True",
+    ),
     ({"num_samples": -1}, "without a scheduler the length of a trial is not known; add RunConfig(stop="),
     ({"constraints": {}}, "without a scheduler the length of a trial is not known; add RunConfig(stop="),
     ({"callbacks": [Silent()]}, "RunConfig(callbacks=[Silent(...)]): on_checkpoint() is not called"),
@@ -440,7 +491,8 @@ def test_words_without_a_counterpart_are_refused_by_name(given, line):
 @pytest.mark.parametrize(
     "kind",
     [
-        *(ASHAScheduler, HyperBandScheduler, schedulers.FIFOScheduler),
+        *(ASHAScheduler, HyperBandScheduler, schedulers.FIFOScheduler, MedianStoppingRule),
+        *(TrialPlateauStopper, ExperimentPlateauStopper),
         *(OptunaSearch, BasicVariantGenerator, ConcurrencyLimiter),
     ],
 )
