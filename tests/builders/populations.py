@@ -49,7 +49,7 @@ def population(resources: Mapping[str, Any] | None = None, *, seed: int = 0, **s
 
 
 def random_population(source: Random) -> Experiment:
-    """An experiment that the planner may plan in several ways."""
+    """An experiment that the planner may plan in several ways, and which does not resize within a stage."""
     one_s, shrinks = source.uniform(5.0, 400.0), source.uniform(0.5, 1.0)
     experiment = population(
         {
@@ -66,7 +66,8 @@ def random_population(source: Random) -> Experiment:
     )
     seconds = {gpus: one_s / gpus**shrinks for gpus in (1, 2, 4)}
     words = experiment.to_words() | {
-        "profile": {"seconds_per_iteration": seconds, "trial_startup": source.choice(["0s", "3s"])}
+        "constraints": {"resize_in_stage": False},
+        "profile": {"seconds_per_iteration": seconds, "trial_startup": source.choice(["0s", "3s"])},
     }
     return Experiment(**words)
 
@@ -83,7 +84,9 @@ def job_within(experiment: Experiment, source: Random) -> Job:
     job = job_of(experiment)
     deadline = f"{source.uniform(0.4, 1.0) * job.prediction.jct_s:.0f}s"
     with suppress(RubberbandError):
-        return job_of(Experiment(**(experiment.to_words() | {"constraints": {"deadline": deadline}})))
+        return job_of(
+            Experiment(**(experiment.to_words() | {"constraints": {"deadline": deadline, "resize_in_stage": False}}))
+        )
     return job
 
 
