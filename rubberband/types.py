@@ -564,6 +564,9 @@ class SearchDict(TypedDict, total=False):
     evaluated_rewards: Sequence[float]
     """The metrics of all points_to_evaluate, known beforehand: no trial trains the points, and the sampler learns
     from them."""
+    warm_start: Sequence[str]
+    """Names of earlier experiments of the same space and metric. A sampler that learns begins with their results;
+    other samplers train the best configuration of each first."""
     metric: Required[str]
     """The key of the reported metrics that ranks trials."""
     mode: Required[Literal["min", "max"]]

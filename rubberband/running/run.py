@@ -48,6 +48,7 @@ from rubberband.running.estimating import experiment_of
 from rubberband.running.profile import MeasuredProfile, measure_profile, noting
 from rubberband.running.profile_cache import Announce, find_profiles
 from rubberband.running.sending import require_sent
+from rubberband.running.warm_start import warm_started
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.program import Program
 from rubberband.units import counted, format_duration, format_usd, gpus_each, in_unit, shown
@@ -296,6 +297,7 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
         require_runnable(experiment, folder.home, no_cap=options.no_cap)
         experiment = on_cluster(with_trial(experiment, options.search_path))
         folder.require_free()
+        experiment = warm_started(experiment, folder.home, options.announce)
         for note in require_home(folder.home):
             options.announce(note)
         prices = cloud_prices_and_quotas(experiment, folder.home, options.announce)

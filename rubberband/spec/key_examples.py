@@ -155,6 +155,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
         "repeats": 3,
         "points_to_evaluate": [{"lr": 0.01, "momentum": 0.9}],
         "evaluated_rewards": [0.93],
+        "warm_start": ["digits-1"],
         "metric": "accuracy",
         "also": [{"metric": "latency", "mode": "min"}],
     },

@@ -451,7 +451,7 @@ class Sampler(Words):
 
 _START = 10
 """Results before which Optuna's samplers draw at random."""
-_OPTIONAL = ("points_to_evaluate", "evaluated_rewards", "also", "stop")
+_OPTIONAL = ("points_to_evaluate", "evaluated_rewards", "warm_start", "also", "stop")
 """Left out of the words where they are empty, as `repeats` is where it is 1."""
 
 
@@ -511,6 +511,9 @@ class Search(Words):
     evaluated_rewards: tuple[Annotated[float, Field(strict=True)], ...] = ()
     """The metrics of all points_to_evaluate, known beforehand: no trial trains the points, and the sampler learns from
     them."""
+    warm_start: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Names of earlier experiments of the same space and metric. A sampler that learns begins with their results; other
+    samplers train the best configuration of each first."""
     metric: Annotated[str, Field(min_length=1)]
     """The key of the reported metrics that ranks trials."""
     mode: Literal["min", "max"]
@@ -569,6 +572,13 @@ class Search(Words):
                 "sampler.multi_objective needs more metrics than one; name the others in also, or leave it out"
             )
         points, rewards = len(self.points_to_evaluate), len(self.evaluated_rewards)
+        if self.warm_start and self.sampler.multi_objective:
+            raise InputError("warm_start gives results of one metric, and the sampler is multi_objective; leave it out")
+        if self.warm_start and self.sampler.learns and points and not rewards:
+            raise InputError(
+                f"warm_start gives the {self.sampler.algorithm} sampler results, and points_to_evaluate have none; "
+                "give evaluated_rewards too, or leave one of them out"
+            )
         if not rewards:
             return
         if not self.sampler.learns:

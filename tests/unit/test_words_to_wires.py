@@ -608,6 +608,7 @@ ELSEWHERE = {
     "LimitsWords.accumulation": "says how the profile was measured; plans and runs follow batch.accumulation",
     "Resources.catalogue": "test_catalogue.py: a table of one's own",
     "Resources.options": "test_example_provider.py: the words of an installed provider",
+    "Search.warm_start": "test_warm_start.py: experiments of the home",
     "Resources.pool": "test_pool_file.py: a pool sets most of resources",
 }
 
