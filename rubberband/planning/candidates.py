@@ -19,7 +19,7 @@ from rubberband.units import counted, format_duration
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.offer import Offer
 from rubberband.values.plan import MARKETS, Market, Policy, Spent
-from rubberband.values.profile import Profile, adding_up_words, mixed_factor, relative_speed
+from rubberband.values.profile import Profile, adding_up_words, mixed_factor, relative_speed, until_end
 
 _ABOUT, _ABOUT_S = 0.2, 1.0
 """A delay in the file gets no remark if it is off by at most this share, or by at most these seconds."""
@@ -253,6 +253,28 @@ def stop_notes(experiment: Experiment) -> list[str]:
         return []
     idle = [f"search.stop.{dotted(path)}: {reason}." for path, reason in experiment.search.idle_rules()]
     return [f"stop: time and cost are upper bounds; trials or the search may end before by {rules}.", *idle]
+
+
+def end_notes(experiment: Experiment, profile: Profile) -> list[str]:
+    """Return the remark on trials that end by themselves by chance: which part of the iterations is expected.
+
+    A trial has trained w iterations of a stage that begins after a of them in (until_end(a + w) - until_end(a)) on
+    average; which trials go on is taken not to depend on that. The limits are kept without any such end.
+    """
+    if not (chance := profile.end_chance):
+        return []
+    planned, expected = 0, 0.0
+    for stages in experiment.brackets():
+        before = 0
+        for stage in stages:
+            for gain, trials in zip(stage.rungs.gains, stage.rungs.fewest(stage.trials), strict=True):
+                planned += trials * gain
+                expected += trials * (until_end(before + gain, chance) - until_end(before, chance))
+                before += gain
+    return [
+        f"ends: after each iteration a trial ends by itself with {chance:.2g} (profile.end_chance), so about "
+        f"{expected / planned:.0%} of the iterations are expected to be trained. Time and cost are upper bounds."
+    ]
 
 
 def sampler_notes(experiment: Experiment, at_once: int) -> list[str]:

@@ -19,7 +19,14 @@ from rubberband.errors import ProviderError
 from rubberband.features import parts
 from rubberband.planner import Estimate, Infeasible, Problem, plan
 from rubberband.planning.assumptions import Assumption, Basis, Name, assumptions, bill_lines
-from rubberband.planning.candidates import batch_notes, mixture_notes, repeat_notes, sampler_notes, stop_notes
+from rubberband.planning.candidates import (
+    batch_notes,
+    end_notes,
+    mixture_notes,
+    repeat_notes,
+    sampler_notes,
+    stop_notes,
+)
 from rubberband.planning.clusters import joining
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, planned
 from rubberband.planning.startup_history import start_times
@@ -98,6 +105,7 @@ def answer(
             *started.notes,
             *repeat_notes(started),
             *stop_notes(started),
+            *end_notes(started, best.profile),
             *_planned_notes(best, started, found.candidates),
             *_notes(started, best.problem, prices.table),
             *_checkpoint_notes(best, started),

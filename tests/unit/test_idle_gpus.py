@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
+import rubberband
 from rubberband.executor import (
     Faults,
     GivenBack,
@@ -204,3 +206,28 @@ def test_an_idle_instance_stays_for_a_trial_whose_instance_is_taken_away() -> No
     assert "ReleaseInstance" not in kinds(story.tell(TrialEnded, trial=0, attempt=1))
     moved = [order for order in story.report(1, 0.6) if isinstance(order, StartTrial)]
     assert [slot.instance for order in moved for slot in order.gang] == [stays]
+
+
+def test_an_estimate_says_which_part_of_the_iterations_is_expected_where_trials_end_by_chance() -> None:
+    words: dict[str, Any] = {
+        "name": "ends",
+        "search": {
+            "space": {"lr": {"type": "uniform", "lower": 0.0, "upper": 1.0}},
+            "scheduler": {"type": "sha", "num_samples": 16, "max_t": 15, "reduction_factor": 2},
+            "metric": "loss",
+            "mode": "min",
+        },
+        "constraints": {"deadline": "2h"},
+        "resources": {"provider": "virtual", "gpus_per_instance": 1, "price_per_hour": 3, "max_instances": 4},
+    }
+    without = rubberband.estimate(**words, profile={"seconds_per_iteration": {1: 10}})
+    found = rubberband.estimate(**words, profile={"seconds_per_iteration": {1: 10}, "end_chance": 0.1})
+    assert found.prediction == without.prediction  # the limits are kept without any end
+    expected = sum(trials * (until_end(after, 0.1) - until_end(before, 0.1)) for trials, before, after in _HALVING)
+    assert [note for note in found.notes if note not in without.notes] == [
+        "ends: after each iteration a trial ends by itself with 0.1 (profile.end_chance), so about "
+        f"{expected / 64:.0%} of the iterations are expected to be trained. Time and cost are upper bounds."
+    ]
+
+
+_HALVING = [(16, 0, 1), (8, 1, 3), (4, 3, 7), (2, 7, 15)]
