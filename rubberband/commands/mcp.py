@@ -18,9 +18,9 @@ def mcp(
 ) -> None:
     """Let an agent plan and run experiments.
 
-    Serves tools by the Model Context Protocol on stdin and stdout: plan, submit, status, report, extend and stop, for
-    the experiment files below the current folder. The `agents` section of policy.yaml caps what they may cost. An
-    agent's program starts this command; experiments go on when it ends.
+    Serves tools by the Model Context Protocol on stdin and stdout: plan, submit, status, report, extend, add, clone and
+    stop, for the experiment files below the current folder. The `agents` section of policy.yaml caps what they may
+    cost. An agent's program starts this command; experiments go on when it ends.
     """
     from rubberband.installation import default_home, require
 

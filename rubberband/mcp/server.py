@@ -76,7 +76,7 @@ def make_server(tools: Tools) -> MCPServer[Any]:
         version=rubberband.__version__,
         log_level="WARNING",
     )
-    for name in ("plan", "submit", "status", "report", "extend", "stop"):
+    for name in ("plan", "submit", "status", "report", "extend", "add", "clone", "stop"):
         tool = getattr(tools, name)
         about = " ".join((tool.__doc__ or "").split())
         hints = ToolAnnotations(read_only_hint=name in _READS, destructive_hint=name == "stop")

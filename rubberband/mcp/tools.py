@@ -33,6 +33,7 @@ File = Annotated[str, Field(description="Experiment file, below the folder in wh
 Overrides = Annotated[
     list[str], Field(description="Values over those of the file, such as constraints.max_cost=5 or name=digits-2.")
 ]
+DryRun = Annotated[bool, Field(description="Only show the effect.")]
 Name = Annotated[str, Field(description="Name of the experiment.")]
 
 
@@ -134,27 +135,55 @@ class Tools:
         target: Annotated[
             float | None, Field(description="New value of the metric that ends the search (search.stop.target).")
         ] = None,
-        dry_run: Annotated[bool, Field(description="Only show the effect.")] = False,
+        num_samples: Annotated[
+            str | None, Field(description="More trials, drawn by its sampler: +16, or how many it is to have in all.")
+        ] = None,
+        dry_run: DryRun = False,
     ) -> str:
-        """Give an experiment of an agent a later deadline, a larger max_cost or another target, within the cap. One
-        that has ended is resumed then."""
-        if deadline is None and max_cost is None and target is None:
-            raise InputError("extend: nothing to change; give deadline, max_cost or target")
+        """Give an experiment of an agent a later deadline, a larger max_cost, another target or more trials, within the
+        cap. One that has ended is resumed then."""
+        if (deadline, max_cost, target, num_samples) == (None, None, None, None):
+            raise InputError("extend: nothing to change; give deadline, max_cost, target or num_samples")
+        return await _aside(self._change, name, (deadline, max_cost, target, num_samples), dry_run)
 
-        def grant() -> str:
-            with self._alone(), self._place.open(name) as experiment:
-                view = self._own(experiment.look())
-                goes_on = view["state"] not in ACTIVE
-                if goes_on or max_cost is not None:
-                    most_usd = view["summary"]["max_cost_usd"] if max_cost is None else max_cost
-                    self._caps().require_extension(view["provider"], name, most_usd, self._place.bills())
-                found = experiment.extension(deadline, max_cost, target, granted=not dry_run)
-            if goes_on and not dry_run:
-                self._place.resume(name)
-            done = [] if dry_run else ["applied; it goes on" if goes_on else "applied"]
-            return "\n".join([*extension_lines(found), *done])
+    async def add(
+        self,
+        name: Name,
+        configuration: Annotated[
+            dict[str, Any], Field(description="Values of parameters; those left out are drawn at random.")
+        ],
+        dry_run: DryRun = False,
+    ) -> str:
+        """Add a trial with a configuration to an experiment of an agent, planned before it is accepted. One that has
+        ended is resumed then."""
+        return await _aside(self._change, name, (None, None, None, {"configuration": configuration}), dry_run)
 
-        return await _aside(grant)
+    async def clone(
+        self,
+        name: Name,
+        trial: Annotated[int, Field(ge=0, description="Number of the trial.")],
+        changes: Annotated[dict[str, Any], Field(description="Values that the new trial has in place of its.")],
+        from_checkpoint: Annotated[bool, Field(description="Continue from its latest checkpoint.")] = False,
+        dry_run: DryRun = False,
+    ) -> str:
+        """Add a changed copy of a trial to an experiment of an agent, as `add` does."""
+        wanted = {"configuration": changes, "clone_of": trial, "from_checkpoint": from_checkpoint}
+        return await _aside(self._change, name, (None, None, None, wanted), dry_run)
+
+    def _change(self, name: str, wanted: tuple[Any, ...], dry_run: bool) -> str:
+        """Show the effect of other limits and more trials, and ask for them within the cap."""
+        max_cost, trials = wanted[1], wanted[3]
+        with self._alone(), self._place.open(name) as experiment:
+            view = self._own(experiment.look())
+            goes_on = view["state"] not in ACTIVE
+            if goes_on or max_cost is not None or trials is not None:
+                most_usd = view["summary"]["max_cost_usd"] if max_cost is None else max_cost
+                self._caps().require_extension(view["provider"], name, most_usd, self._place.bills())
+            found = experiment.extension(*wanted, granted=not dry_run)
+        if goes_on and not dry_run:
+            self._place.resume(name)
+        done = [] if dry_run else ["applied; it goes on" if goes_on else "applied"]
+        return "\n".join([*extension_lines(found), *done])
 
     async def stop(
         self,

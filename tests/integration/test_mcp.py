@@ -203,6 +203,12 @@ def test_an_agent_at_a_service(home: Path, tmp_path: Path) -> None:
         async with agent(home, tmp_path, RUBBERBAND_SERVER=address) as scripted:
             await session(scripted)
             assert (await scripted.call("status")).startswith("n2: done, ")
+            line = await scripted.call("add", refused=True, name="n2", configuration={"lr": 0.01})
+            assert "USD, which exceeds the limits with 50 % confidence; first `rubberband extend n2 --max-cost " in line
+            more = await scripted.call("extend", name="n2", num_samples="+1", max_cost=0.5)
+            assert more.endswith("\napplied; it goes on")
+            assert (await scripted.call("status", name="n2", wait_s=30)).startswith("n2: done\n")
+            assert " 9 trials" in (await scripted.call("status", name="n2"))
             over = await scripted.call("stop", refused=True, name="n2")
             assert over.startswith("experiment 'n2' is done: it is over")
 

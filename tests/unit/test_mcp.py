@@ -73,7 +73,9 @@ def test_malformed_arguments_are_refused_in_one_line_each(home: Path) -> None:
     assert (
         refusal("extend", name="first", max_costs=5) == "extend has no argument 'max_costs'; did you mean 'max_cost'?"
     )
-    assert refusal("extend", name="first").startswith("extend: nothing to change; give deadline, max_cost or target")
+    assert refusal("extend", name="first").startswith(
+        "extend: nothing to change; give deadline, max_cost, target or num_samples"
+    )
     assert refusal("extend", name="first", max_cost="lots").startswith("max_cost: Input should be a valid number")
     assert refusal("status", name="first", wait_s=500) == "wait_s: Input should be less than or equal to 50"
     assert refusal("stop", name="first", trials=["x"]).startswith("trials.0: Input should be a valid integer")
@@ -228,6 +230,36 @@ def test_a_search_that_has_reached_its_target_goes_on_to_another_within_the_cap(
     (process,) = tools._place._started  # type: ignore[attr-defined]
     assert process.wait(30) == 0
     assert "best      loss=0.25 " in call("status", tools, name="first")
+
+
+def test_an_agent_adds_trials_after_the_end_within_its_cap(home: Path) -> None:
+    tune(experiment=Experiment(**FILE), home=home, verbose=0)
+    change_labels(open_folder("first", home), LabelChange(add_tags=(TAG,)))
+    tools = Tools(home, None, Path.cwd())
+    (home / "policy.yaml").write_text("agents: {max_usd_per_run: 0.5}")
+    line = "agents.max_usd_per_run of policy.yaml: constraints.max_cost is 1.00 USD, more than 0.50 USD"
+    assert refusal("extend", name="first", num_samples="+4").startswith(line)
+    assert refusal("add", name="first", configuration={"lr": 0.01}).startswith(line)
+    (home / "policy.yaml").unlink()
+    assert "outside" in refusal("add", name="first", configuration={"lr": 7.0})
+    assert "trial 99" in refusal("clone", name="first", trial=99, changes={"lr": 0.01})
+    assert refusal("clone", name="first", trial=0, changes={"lr": 0.01}, from_checkpoint=True).startswith(
+        "trial 0 has trained all of its 4 iterations"
+    )
+    shown = call("clone", tools, name="first", trial=4, changes={"lr": 0.01}, from_checkpoint=True, dry_run=True)
+    assert "applied" not in shown
+    for number, (tool, arguments) in enumerate(
+        [
+            ("extend", {"num_samples": "+4"}),
+            ("add", {"configuration": {"lr": 0.05}}),
+            ("clone", {"trial": 4, "changes": {"lr": 0.01}, "from_checkpoint": True}),
+        ]
+    ):
+        assert call(tool, tools, name="first", **arguments).endswith("\napplied; it goes on")
+        assert tools._place._started[-1].wait(30) == 0, number  # type: ignore[attr-defined]
+    text = call("status", tools, name="first")
+    assert text.startswith("first: done\n")
+    assert " 14 trials" in text
 
 
 def test_tools_and_their_processes_have_no_token(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
