@@ -47,6 +47,8 @@ def add(state: State, event: TrialsAdded) -> LaneState | None:
     found: tuple[LaneState, int] | None = state.lanes[0], 0
     if state.job.has_sync:
         found = _place(state.lanes, event.from_iterations, by_number=event.sampled > 0)
+        if found is None and state.lanes[state.job.all_brackets()[-1].lane].phase is Phase.FINISHED:
+            found = _place(state.lanes, event.from_iterations, by_number=False)  # others have its instances by now
     state.sampled_trials += event.sampled
     state.sampled_configs.update(
         (number, config) for number, config in zip(numbers, event.configurations, strict=True) if config is not None
@@ -200,8 +202,6 @@ def _follow(state: State, stages: Sequence[Stage], trials: Sequence[TrialState])
     lane.brackets = (*lane.brackets, bracket)
     for trial in trials:
         trial.last_stage = bracket.first_stage
-    if lane.phase is Phase.FINISHED:
-        lane.phase = Phase.PLANNING
     _ask_for_a_plan(lane)
     return lane, bracket.first_stage
 

@@ -303,7 +303,7 @@ class Controller:
                         promotion.promote(lane)
                     if ended_by is not None and not lane.waiters:
                         self._sync(lane)
-                elif lane.phase is not Phase.FINISHED:
+                elif lane.phase is not Phase.FINISHED or lane.next_stage < lane.end_stage:
                     lane.phase = Phase.PLANNING
                     if self._passes(lane, lane.next_stage):
                         self._begin_stage(lane, lane.next_stage)

@@ -222,11 +222,11 @@ def after_stage(lane: LaneState, now: float) -> Remainder:
 
 def _held_after(lane: LaneState, now: float, left_s: float) -> list[Cohort]:
     """Return the instances of the lane `left_s` from now: running ones, and those that the stage still lacks."""
-    running = [record for record in lane.held.live if record.running_at is not None]
+    running, chosen = [record for record in lane.held.live if record.running_at is not None], lane.chosen
+    running = [record for record in running if record.market == chosen.market] or running
+    market = running[0].market if running else chosen.market
     ages = Counter((held_s(record, now) + left_s, record.market) for record in running)
-    chosen = lane.chosen
-    coming = max(0, chosen.instances - len(running))
-    ages[max(0.0, left_s - runs_in_s(lane, now)), chosen.market] += coming
+    ages[max(0.0, left_s - runs_in_s(lane, now)), market] += max(0, chosen.instances - len(running))
     return [
         Cohort(instances=count, held_s=age, market=market) for (age, market), count in sorted(ages.items()) if count
     ]

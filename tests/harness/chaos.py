@@ -41,7 +41,9 @@ from rubberband.executor import (
 )
 from rubberband.executor.core.limits import can_go_on
 from rubberband.executor.core.state import LaneState
+from rubberband.executor.journal.inbox import NewTrials
 from rubberband.executor.virtual.backend import by_trial
+from tests.builders.additions import add
 from tests.builders.invariants import validate
 from tests.builders.lost_answers import LossyFleet
 from tests.builders.memory import MemoryInbox, MemoryJournal
@@ -242,12 +244,14 @@ class Run:
         odd: bool = False,
         listed: bool = False,
         stops: bool = False,
+        adds: bool = False,
     ) -> None:
         """The state is checked after every `check_every`th event.
 
         `ends`: whether half of the trials end by themselves. `odd`: whether it is resumed after its end with other
         caps, answers to launches are lost, and clocks step back. `listed`: whether trials may have some numbers of
-        GPUs only. `stops`: whether it has random rules of `search.stop`.
+        GPUs only. `stops`: whether it has random rules of `search.stop`. `adds`: whether the user adds trials, also
+        after its end.
         """
         self._source = source = Random(seed)
         self.case = random_case(source, family, replan=replan)
@@ -300,6 +304,9 @@ class Run:
         self.inbox.clock = self._odd
         if self._user.random() < weather.extends:
             self._extend(self.clock.now() + self._user.uniform(0.0, 1.5) * job.prediction.jct_s)
+        self._adds = adds
+        if adds:
+            self._add_trials()
         if is_capped:
             self.backend.inbox = self.inbox
             self._change_cap()
@@ -322,6 +329,16 @@ class Run:
         id = f"r-{self._user.getrandbits(32)}"
         self.inbox.ask(DriverRequest(id=id, kind="extend", asked_at=at, deadline_s=deadline_s, max_cost_usd=cap_usd))
 
+    def _add_trials(self) -> None:
+        """The user adds trials, or copies of one."""
+        for index in range(self._user.randint(1, 3)):
+            asked_at = self.clock.now() + self._user.uniform(0.0, 1.2) * self.case.job.prediction.jct_s
+            trials = NewTrials(count=self._user.randint(1, 4))
+            if self._user.random() < 0.5:
+                of = self._user.randrange(self.case.job.num_trials)
+                trials = NewTrials(clone_of=of, from_checkpoint=self._user.random() < 0.5)
+            self.inbox.ask(DriverRequest(id=f"t-{index}", kind="add", asked_at=asked_at, trials=trials))
+
     def _life(self) -> float:
         """Backend calls until the driver dies; a run makes some hundreds."""
         if not self.weather.deaths:
@@ -341,6 +358,7 @@ class Run:
                     cancelled=lambda: next(self._rounds) == self._cancel_at,
                     requests=self.inbox,
                     draw=self._draw if self.case.job.draws else None,
+                    add=add,
                     explore=self._explore,
                 )
             except DriverDied:
@@ -355,8 +373,20 @@ class Run:
                     self._go_on()
                 elif self._is_given_another_target():
                     continue
-                elif not self._is_resumed():
+                elif not (self._goes_on_with_trials() or self._is_resumed()):
                     return finish
+
+    def _goes_on_with_trials(self) -> bool:
+        """Whether the user resumes a search that is done, for trials that are added."""
+        state = self.controller.state
+        if not self._adds or state.outcome != "done":
+            return False
+        if self.inbox.next_at() == math.inf and not can_go_on(state):
+            return False
+        self.seen["trials added after its end"] += 1
+        self.backend.close()
+        self.clock.advance_to(max(self.clock.now(), min(self.inbox.next_at(), self.clock.now() + 1e9)))
+        return True
 
     def _draw(
         self, state: State, drawn: Mapping[int, Mapping[str, Any]], trials: Sequence[int], now: Callable[[], float]

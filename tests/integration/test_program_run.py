@@ -156,6 +156,30 @@ def test_a_stopped_trial_leaves_its_gpu_to_others_and_is_the_best_if_it_was(comm
     assert command_line.nothing_left()
 
 
+def test_trials_are_added_to_a_run_on_ray_and_after_its_end_also_by_a_killed_driver(command_line: CommandLine) -> None:
+    stages = "search.scheduler={type: stages, stages: [{trials: 2, iterations: 12}, {trials: 1, iterations: 3}]}"
+    driver = command_line.start(*of(stages, "resources.max_instances=1"))
+    begun = command_line.wait_for(driver, lambda result: sum(trial.iterations > 1 for trial in result.trials) == 2)
+    configuration = {**begun.trials[0].configuration}
+    name, value = next((name, value) for name, value in configuration.items() if isinstance(value, float))
+    command_line("add", "sleepy", f"{name}={value}", "--yes")
+    command_line.wait_for(driver, lambda result: len(result.trials) == 3)
+    driver.kill()
+    driver.communicate()
+    command_line.end_leases(60.0)
+    command_line("resume", "sleepy")
+    result = command_line.result()
+    assert (result.outcome, result.trials[2].configuration[name]) == ("done", value)
+    assert result.trials[2].iterations in (12, 15)
+    command_line("clone", "sleepy", "0", "--yes")
+    command_line("extend", "sleepy", "--num-samples", "+1", "--yes")
+    command_line("resume", "sleepy")
+    result = command_line.result()
+    assert [trial.iterations for trial in result.trials[3:]] == [15, 15]
+    assert result.trials[3].configuration == result.trials[0].configuration
+    assert command_line.nothing_left()
+
+
 def test_a_gang_of_a_program_gets_sigterm_and_a_driver_that_is_killed_before_stops_it_after_a_resume(
     command_line: CommandLine,
 ) -> None:

@@ -48,6 +48,7 @@ SOME: list[tuple[Family | None, int, dict[str, bool]]] = [
     ("caps", 20, {"replan": False, "listed": True}),
     *((family, 8, {"replan": False, "stops": True}) for family in (None, "brackets", "asha")),
     ("repeats", 15, {"replan": False}),
+    *((family, 6, {"replan": False, "adds": True}) for family in ("random", "brackets", "asha", "caps")),
 ]
 """Families with options of `run_seed`, and how many of each."""
 MORE: list[tuple[Family | None, int, dict[str, bool]]] = [
@@ -55,6 +56,7 @@ MORE: list[tuple[Family | None, int, dict[str, bool]]] = [
     *((family, 10, {"replan": False, "ends": True}) for family in ("brackets", "asha", "caps")),
     *((family, 2, {"replan": True, "ends": True}) for family in ("brackets", "asha", "caps")),
     ("random", 40, {"replan": False, "listed": True}),
+    *((family, 40, {"adds": True}) for family in ("random", "brackets", "asha", "caps")),
     ("brackets", 40, {"listed": True}),
     *((family, 10, {"replan": True, "stops": True}) for family in (None, "brackets", "caps")),
     ("repeats", 100, {"replan": False, "ends": True}),
@@ -79,6 +81,7 @@ MANY: list[tuple[Family | None, int, int, dict[str, bool]]] = [
     ("caps", 3, 5, {"replan": False}),
     ("caps", 20, 10, {"replan": False, "odd": True}),
     *((family, 1, 10, dict[str, bool]()) for family in LEARNING),
+    *((family, 1, 10, {"replan": False, "adds": True}) for family in (None, "brackets", "asha", "caps")),
     *((family, 1, 10, {"replan": True}) for family in (None, "brackets", "caps")),
     *((family, 1, 10, {"replan": False, "ends": True}) for family in (None, "brackets", "asha", "caps")),
     *((family, 1, 10, {"replan": False, "stops": True}) for family in (None, "brackets", "asha", "caps")),
