@@ -364,3 +364,27 @@ def test_thousands_of_trials_open_as_a_small_page_whose_charts_and_last_trials_a
         page.goto(f"{address}/experiments/{run.name}/trials/{trials - 1}")
         expect(page.get_by_role("heading", level=1)).to_have_text(re.compile(f"Trial {trials - 1}"))
         visit.shot(f"trial-of-{trials}")
+
+
+def test_trials_are_added_once_their_effect_was_looked_at(browser: Any, home: Home) -> None:
+    inbox = Inbox(home.folders["asked"].inbox)
+    before = len(inbox.pending())
+    with visiting(browser, home.address) as visit:
+        page = visit.open("/experiments/asked")
+        page.get_by_role("button", name="Add trials").press("Enter")
+        dialog = page.get_by_role("dialog")
+        apply = dialog.get_by_role("button", name="Add", exact=True)
+        dialog.get_by_role("textbox", name="Values").fill("nosuch=1")
+        page.keyboard.press("Enter")
+        page.get_by_role("alert").filter(has_text="unknown parameter 'nosuch'").wait_for()
+        assert apply.is_disabled()
+        dialog.get_by_role("textbox", name="Values").fill("")
+        dialog.get_by_role("textbox", name="Clone of trial").fill("0")
+        page.keyboard.press("Enter")
+        page.locator("#add-told strong").wait_for()
+        visit.shot("experiment-add", whole=False)
+        assert len(inbox.pending()) == before, "it was only looked at"
+        apply.press("Enter")
+        page.get_by_text("The trials were added.").wait_for()
+        asked = inbox.pending()[-1]
+        assert (asked.kind, asked.trials and asked.trials.clone_of) == ("add", 0)

@@ -218,6 +218,18 @@ def test_extend_only_looks_unless_asked_to_do_it(service: FakeService) -> None:
     assert len(service.runs.extended) == 1
 
 
+def test_a_trial_is_only_looked_at_unless_asked_for(service: FakeService) -> None:
+    service.add("test")
+    asked = {"configuration": {"lr": 0.1}, "clone_of": 3}
+    looked = service.client.post("/v1/experiments/test/trials", json=asked)
+    assert (looked.status_code, looked.json()["applied"], service.runs.extended) == (200, False, [])
+    assert looked.json()["trials"] == [{"lr": 0.1}]
+    assert service.client.post("/v1/experiments/test/trials", json={**asked, "dry_run": False}).json()["applied"]
+    assert len(service.runs.extended) == 1
+    assert service.client.post("/v1/experiments/test/trials", json={"lr": 0.1}).status_code == 422
+    assert service.client.post("/v1/experiments/test/extend", json={}).status_code == 422
+
+
 def test_a_limit_is_a_number_of_instances_or_none(service: FakeService) -> None:
     service.add("test")
     for most in (2, 0, None):

@@ -20,6 +20,7 @@ from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import ServiceLimits
 from rubberband.cli import app
 from rubberband.executor import DriverRequest, ExperimentFolder, HostedRun
+from rubberband.executor.journal.inbox import NewTrials
 from rubberband.running.run import run_experiment
 from rubberband.spec.experiment import Experiment
 from rubberband.values.submission import Submission
@@ -34,6 +35,7 @@ from tests.builders.service_runs import (
     cut_off,
     experiment,
     extend,
+    extension,
 )
 
 
@@ -249,6 +251,20 @@ def test_extending_a_queued_experiment_that_has_begun_since(house: House) -> Non
             extend(runs, house.home, "one", max_cost_usd=6.0, request="e2")
     assert house.row("one").words == words
     assert house.pending() == []
+
+
+def test_trials_are_added_once_for_each_request_also_to_a_search_that_is_done(house: House) -> None:
+    with house.open() as runs:
+        runs.submit(experiment())
+        house.wait("one", DONE)
+        with pytest.raises(HttpProblem, match="it is over; extend it first"):
+            runs.resume("one")
+        with pytest.raises(HttpProblem, match="there is no trial 999"):
+            extension(runs, house.home, "one", trials=NewTrials(clone_of=999))
+        for _ in range(2):
+            assert extend(runs, house.home, "one", num_samples="+2", request="a1").applied
+        assert house.pending() == ["add"]
+        assert runs.resume("one").state in (QUEUED, RUNNING)
 
 
 def test_extending_a_begun_experiment(house: House) -> None:
