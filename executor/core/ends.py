@@ -6,6 +6,7 @@ rules look at reports that a checkpoint holds, so that the result can be handed 
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from rubberband.executor.core.bill import bill_usd
@@ -13,6 +14,7 @@ from rubberband.executor.core.forecast import Forecast, forecast
 from rubberband.executor.core.history import Rule, SearchEnd, TrialCut
 from rubberband.executor.core.measured import measured
 from rubberband.executor.core.progress import Curves, merit_of
+from rubberband.executor.core.ranking import repeats_of
 from rubberband.executor.core.state import LaneState, State, TrialState, TrialStatus
 from rubberband.units import counted, duration, format_usd
 from rubberband.values.stopping import NoImprovement
@@ -95,7 +97,8 @@ def ends_search(state: State, trials: Sequence[TrialState]) -> SearchEnd | None:
     if stop.target is not None and (trial := reaching(state, trials)) is not None:
         value = trial.metric(state.job.metric)
         reason = f"trial {trial.trial} reached the target: {state.job.metric}={value:.6g} "
-        reason += f"after {counted(trial.iterations, 'iteration')} (target {stop.target:g})"
+        mean = f" by the mean of its {state.job.repeats} repeats" if state.job.repeats > 1 else ""
+        reason += f"after {counted(trial.iterations, 'iteration')} (target {stop.target:g}{mean})"
         return _end(state, "target", reason, trial.trial)
     if stop.no_improvement is not None and (since := _without_improvement(state, stop.no_improvement)):
         return _end(state, "no_improvement", f"no improvement {since}", None)
@@ -145,18 +148,31 @@ def _is_at_its_end(state: State) -> bool:
 
 
 def reaching(state: State, trials: Sequence[TrialState]) -> TrialState | None:
-    """The first of the trials whose latest report reaches the target; None without one."""
+    """Return the first of the trials that has reached the target by its latest report; None without one.
+
+    Repeats of a configuration reach it by their mean, once all of them have reported: the best of them is returned.
+    """
     job, target = state.job, state.job.stop.target
     if target is None:
         return None
     least = -job.ranking.signed(target)
     for trial in trials:
-        if not trial.has_reported or trial.status is TrialStatus.FAILED or not is_saved(state, trial):
+        repeats = [one for one in repeats_of(state, trial) if one.status is not TrialStatus.FAILED]
+        merits = {one.trial: merit for one in repeats if (merit := _feasible_merit(state, one)) is not None}
+        if not merits or len(merits) < len(repeats) or statistics.fmean(merits.values()) < least:
             continue
-        merit, is_feasible = merit_of(job.ranking, trial.reports[-1]), not any(job.ranking.violations(trial.metrics))
-        if merit is not None and merit >= least and is_feasible:
-            return trial
+        kept = [one for one in repeats if merits[one.trial] >= least and is_saved(state, one)]
+        if kept:
+            return max(kept, key=lambda one: merits[one.trial])
     return None
+
+
+def _feasible_merit(state: State, trial: TrialState) -> float | None:
+    """Return the merit of a trial's latest report; None if there is none, or it breaks a limit."""
+    ranking = state.job.ranking
+    if not trial.has_reported or any(ranking.violations(trial.metrics)):
+        return None
+    return merit_of(ranking, trial.reports[-1])
 
 
 def _without_improvement(state: State, rule: NoImprovement) -> str:

@@ -28,10 +28,10 @@ from rubberband.integrations.ray_tune_options import (
     check_resources,
     most_instances,
     name_of,
-    refused,
     trials_per_gpu,
     words_of,
 )
+from rubberband.integrations.ray_tune_stops import refused
 from rubberband.integrations.ray_tune_trials import FailFast, TuneCallbacks, check_tune_callbacks, trial_of, unwrapped
 from rubberband.spec.fields import WordError, word_error
 from rubberband.spec.resources import Resources

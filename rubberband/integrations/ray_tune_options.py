@@ -17,6 +17,7 @@ from rubberband.cloud.catalogue import table_of
 from rubberband.cloud.offers import offers
 from rubberband.errors import InputError
 from rubberband.integrations.ray_tune_pbt import population_of
+from rubberband.integrations.ray_tune_stops import Stops, refused, stops_of
 from rubberband.integrations.ray_tune_trials import Stop
 from rubberband.spec.fields import name_like
 from rubberband.spec.resources import MOST_TRIALS_PER_GPU, Resources
@@ -48,6 +49,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "TrialPlateauStopper": ("metric", "std", "num_results", "grace_period", "metric_threshold", "mode"),
     "ExperimentPlateauStopper": ("metric", "std", "top", "mode", "patience"),
     "BasicVariantGenerator": ("points_to_evaluate", "max_concurrent", "constant_grid_search", "random_state"),
+    "Repeater": ("searcher", "repeat", "set_index"),
     "ConcurrencyLimiter": ("searcher", "max_concurrent", "batch"),
     "OptunaSearch": (
         *("space", "metric", "mode", "points_to_evaluate", "sampler", "study_name", "storage", "seed"),
@@ -55,11 +57,6 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Class of Ray Tune -> its words that are read. Any other word of a config is refused."""
-
-
-def refused(what: str) -> InputError:
-    """Return the error for what has no counterpart."""
-    return InputError(f"{what} has no counterpart; leave it out, or see the words of Ray Tune in docs/move.md")
 
 
 def check_fields(config: Any) -> None:
@@ -86,10 +83,8 @@ class Translated:
     """Most trials at a time; None: no limit."""
     stop: Stop | None = None
     """The rule that ends a single trial, where it trains."""
-    rules: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """The words of `search.stop`."""
-    of_rules: list[tuple[str, str, str | None]] = dataclasses.field(default_factory=list)
-    """Each rule that names a metric of its own, and a mode if it has one: those of the search."""
+    repeats: int = 1
+    """Trials of each configuration."""
     notes: list[str] = dataclasses.field(default_factory=list)
     """Lines to show before the run."""
 
@@ -111,129 +106,62 @@ def words_of(space: Mapping[str, Any], tune_config: Any, run_config: Any, limits
     if (budget := getattr(tune_config, "time_budget_s", None)) is not None:
         seconds = budget.total_seconds() if isinstance(budget, datetime.timedelta) else budget
         translated.constraints["deadline"] = f"{seconds}s"
-    iterations = _read_stop(getattr(run_config, "stop", None), translated)
+    stops = stops_of(getattr(run_config, "stop", None), scheduler := _scheduler_of(tune_config))
+    translated.stop = stops.stop
+    if stops.deadline is not None:
+        translated.constraints["deadline"] = stops.deadline
     searcher = _searcher_of(tune_config, translated)
-    _fill_search(dict(space), tune_config, searcher, iterations, {**translated.constraints, **limits}, translated)
+    _fill_search(dict(space), tune_config, scheduler, searcher, stops, {**translated.constraints, **limits}, translated)
     return translated
-
-
-# The rules that end trials.
-
-
-def _read_stop(stop: Any, translated: Translated) -> int | None:
-    """Take over `RunConfig(stop=...)`; return the most iterations of a trial, None if it does not say."""
-    thresholds: dict[str, Any] = {}
-    functions: list[Callable[..., Any]] = []
-    most_iterations: list[int] = []
-    for rule in _rules(stop):
-        kind = type(rule).__name__
-        if isinstance(rule, Mapping):
-            thresholds |= _thresholds(rule, most_iterations)
-        elif kind == "MaximumIterationStopper":
-            most_iterations.append(rule._max_iter)
-        elif kind == "TrialPlateauStopper":
-            _add_rule(translated, kind, rule, "patience", _patience(rule))
-        elif kind == "ExperimentPlateauStopper":
-            plateau = {"top": rule._top, "std": rule._std, "reports": max(0, rule._patience - 1)}
-            _add_rule(translated, kind, rule, "no_improvement", {"plateau": plateau})
-        elif kind == "TimeoutStopper":
-            translated.constraints["deadline"] = f"{rule._timeout_seconds}s"
-        elif kind == "FunctionStopper":
-            functions.append(_stateless(rule._fn))
-        elif callable(rule) and not hasattr(rule, "stop_all"):
-            functions.append(_stateless(rule))
-        elif kind != "NoopStopper":
-            raise refused(f"RunConfig(stop={kind}(...))")
-    if thresholds or functions:
-        translated.stop = Stop(thresholds, tuple(functions))
-    return min(most_iterations) if most_iterations else None
-
-
-def _patience(rule: Any) -> dict[str, Any]:
-    if rule._metric_threshold is not None:
-        raise refused(f"TrialPlateauStopper(metric_threshold={rule._metric_threshold:g})")
-    return {"iterations": rule._num_results, "std": rule._std, "after": rule._grace_period}
-
-
-def _add_rule(translated: Translated, kind: str, rule: Any, word: str, words: dict[str, Any]) -> None:
-    """Take over a rule of `search.stop`. Raises InputError for a second one of its kind."""
-    if word in translated.rules:
-        raise refused(f"a second {kind}")
-    translated.rules[word] = words
-    translated.of_rules.append((kind, rule._metric, rule._mode))
-
-
-def _rules(stop: Any) -> list[Any]:
-    if stop is None:
-        return []
-    if type(stop).__name__ == "CombinedStopper":
-        return [rule for inner in stop._stoppers for rule in _rules(inner)]
-    if isinstance(stop, list | tuple):
-        return [rule for inner in stop for rule in _rules(inner)]
-    return [stop]
-
-
-_COUNTED_BY_TUNE = (
-    *("time_total_s", "time_since_restore", "time_this_iter_s", "timestamp"),
-    *("iterations_since_restore", "timesteps_since_restore", "timesteps_total", "episodes_total"),
-)
-
-
-def _thresholds(rule: Mapping[str, Any], most_iterations: list[int]) -> dict[str, Any]:
-    thresholds = dict(rule)
-    if (iterations := thresholds.pop("training_iteration", None)) is not None:
-        if isinstance(iterations, bool) or not isinstance(iterations, int | float) or iterations < 1:
-            raise refused(f"RunConfig(stop={{'training_iteration': {shown(iterations)}}})")
-        most_iterations.append(math.ceil(iterations))
-    for metric, threshold in thresholds.items():
-        if metric in _COUNTED_BY_TUNE or not isinstance(threshold, int | float):
-            raise refused(f"RunConfig(stop={{{metric!r}: {shown(threshold)}}})")
-    return thresholds
-
-
-def _stateless(function: Any) -> Any:
-    """Return a function of a trial's own result. Raises InputError for one that keeps something between calls."""
-    if getattr(function, "__closure__", None) or not hasattr(function, "__code__"):
-        name = getattr(function, "__name__", type(function).__name__)
-        raise refused(f"RunConfig(stop={name}), which keeps something between its calls,")
-    return function
 
 
 # The search.
 
 
 def _searcher_of(config: Any, translated: Translated) -> Any:
-    """Return the searcher without its limiter, whose limit is taken over."""
+    """Return the searcher without its limiter and its Repeater, whose words are taken over."""
     searcher: Any = getattr(config, "search_alg", None)
     if isinstance(searcher, str):
         from ray import tune
 
         searcher = tune.create_searcher(searcher)
-    limits = [getattr(config, "max_concurrent_trials", None), getattr(searcher, "max_concurrent", None)]
-    if type(searcher).__name__ == "ConcurrencyLimiter":
-        if searcher.batch:
+    limits = [getattr(config, "max_concurrent_trials", None)]
+    while (kind := type(searcher).__name__) in ("ConcurrencyLimiter", "Repeater"):
+        if kind == "Repeater":
+            translated.repeats = searcher.repeat
+            translated.notes.append("a configuration has no __trial_index__: each of its trials has a seed of its own")
+        elif searcher.batch:
             raise refused("ConcurrencyLimiter(batch=True)")
+        else:
+            limits.append(searcher.max_concurrent * translated.repeats)
         searcher = searcher.searcher
+    limits.append(getattr(searcher, "max_concurrent", None))
     given = [limit for limit in limits if limit]
     translated.max_concurrent = min(given) if given else None
     return searcher
 
 
-def _fill_search(
-    space: dict[str, Any],
-    config: Any,
-    searcher: Any,
-    iterations: int | None,
-    limits: Mapping[str, Any],
-    translated: Translated,
-) -> None:
+def _scheduler_of(config: Any) -> Any:
     scheduler = getattr(config, "scheduler", None)
     if isinstance(scheduler, str):
         from ray import tune
 
         scheduler = tune.create_scheduler(scheduler)
+    return scheduler
+
+
+def _fill_search(
+    space: dict[str, Any],
+    config: Any,
+    scheduler: Any,
+    searcher: Any,
+    stops: Stops,
+    limits: Mapping[str, Any],
+    translated: Translated,
+) -> None:
+    iterations = stops.iterations
     sampling, points, space = _sampler(searcher, space)
-    num_samples = getattr(config, "num_samples", 1)
+    num_samples = _configurations(getattr(config, "num_samples", 1), translated.repeats)
     learns = sampling.get("sampler", {}).get("type") == "optuna"
     space, points, trials = _with_grids(space, points, num_samples, learns)
     objective = _objective(config, scheduler, searcher, translated)
@@ -242,12 +170,6 @@ def _fill_search(
         translated.notes += notes
     else:
         by_scheduler = _scheduler(scheduler, trials, iterations, limits)
-    if type(scheduler).__name__ == "MedianStoppingRule":
-        translated.rules["median"] = _median(scheduler)
-    for kind, metric, mode in translated.of_rules:
-        if metric != objective["metric"] or mode not in (None, objective["mode"]):
-            other = f"metric={metric!r}" if metric != objective["metric"] else f"mode={mode!r}"
-            raise refused(f"{kind}({other}) in a search for the {objective['mode']} of {objective['metric']}")
     if by_scheduler.get("max_t") == "auto":
         translated.notes.append(
             "nothing says how long a trial trains: the plan counts on as long as the limits allow; "
@@ -260,9 +182,21 @@ def _fill_search(
         **objective,
         "scheduler": by_scheduler,
         **({"points_to_evaluate": points} if points else {}),
-        **({"stop": translated.rules} if translated.rules else {}),
+        **stops.of_search(objective),
+        **({"repeats": translated.repeats} if translated.repeats > 1 else {}),
         **sampling,
     }
+
+
+def _configurations(num_samples: int, repeats: int) -> int:
+    """Return the configurations of so many trials. Raises InputError unless each has all of its repeats."""
+    if num_samples > 0 and num_samples % repeats:
+        near = max(1, num_samples // repeats) * repeats
+        raise InputError(
+            f"TuneConfig(num_samples={num_samples}) counts trials, and Repeater(repeat={repeats}) trains each "
+            f"configuration {repeats} times; write num_samples={near}"
+        )
+    return num_samples // repeats if num_samples > 0 else num_samples
 
 
 def _objective(config: Any, scheduler: Any, searcher: Any, translated: Translated) -> dict[str, Any]:
@@ -356,18 +290,6 @@ def _scheduler(scheduler: Any, trials: int | str, iterations: int | None, limits
         "max_t": _whole(min(scheduler._max_t_attr, iterations or math.inf)),
         "reduction_factor": _whole(scheduler._eta),
     }
-
-
-def _median(rule: Any) -> dict[str, Any]:
-    """Return the words of `search.stop.median`."""
-    for word, value, default in (
-        ("time_attr", rule._time_attr, "training_iteration"),
-        ("min_time_slice", rule._min_time_slice, 0),
-        ("hard_stop", rule._hard_stop, True),
-    ):
-        if value != default:
-            raise InputError(f"MedianStoppingRule({word}={value!r}) has no counterpart; write {word}={default!r}")
-    return {"after": max(1, math.ceil(rule._grace_period)), "trials": max(1, rule._min_samples_required)}
 
 
 def _fifo(trials: int | str, iterations: int | None, limits: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ray import tune
 from ray.tune import schedulers
 from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, MedianStoppingRule, PopulationBasedTraining
 from ray.tune.schedulers.pb2 import PB2
-from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
+from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, Repeater
 from ray.tune.search.optuna import OptunaSearch
 from ray.tune.stopper import (
     CombinedStopper,
@@ -221,6 +221,16 @@ def test_words_of_a_run_config(monkeypatch, run, key, value):
     assert any(isinstance(each, FailFast) for each in found.get("callbacks", ())) == bool(run.failure_config.fail_fast)
 
 
+def test_a_repeater_is_repeats(monkeypatch, capsys):
+    searcher = Repeater(ConcurrencyLimiter(OptunaSearch(**OBJECTIVE), max_concurrent=2), repeat=3)
+    config = tune.TuneConfig(search_alg=searcher, num_samples=12)
+    found = words_of(monkeypatch, tune_config=config, run_config=tune.RunConfig(stop={"training_iteration": 5}))
+    assert found["search"]["repeats"] == 3
+    assert found["search"]["scheduler"] == {"type": "none", "num_samples": 4, "max_t": 5}
+    assert found["resources"]["max_instances"] == 6
+    assert "a configuration has no __trial_index__" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("scheduler", "stop", "words"),
     [
@@ -311,7 +321,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"stop": [{"training_iteration": 9}, TrialPlateauStopper("accuracy")]},
-        "TrialPlateauStopper(metric='accuracy') in a search for the min of loss",
+        "TrialPlateauStopper(metric='accuracy') in a search for loss",
     ),
     (
         {"stop": [{"training_iteration": 9}, ExperimentPlateauStopper("loss", mode="max")]},
@@ -443,6 +453,11 @@ REMEDIED: list[tuple[dict[str, Any], str]] = [
         {"scheduler": MedianStoppingRule("training_iteration", hard_stop=False)},
         "MedianStoppingRule(hard_stop=False) has no counterpart; write hard_stop=True",
     ),
+    (
+        {"search_alg": Repeater(OptunaSearch(**OBJECTIVE), repeat=5), "num_samples": 12},
+        "TuneConfig(num_samples=12) counts trials, and Repeater(repeat=5) trains each configuration 5 times; write "
+        "num_samples=10",
+    ),
     ({"num_samples": -1}, "without a scheduler the length of a trial is not known; add RunConfig(stop="),
     ({"constraints": {}}, "without a scheduler the length of a trial is not known; add RunConfig(stop="),
     ({"callbacks": [Silent()]}, "RunConfig(callbacks=[Silent(...)]): on_checkpoint() is not called"),
@@ -492,7 +507,7 @@ def test_words_without_a_counterpart_are_refused_by_name(given, line):
     "kind",
     [
         *(ASHAScheduler, HyperBandScheduler, schedulers.FIFOScheduler, MedianStoppingRule),
-        *(TrialPlateauStopper, ExperimentPlateauStopper),
+        *(TrialPlateauStopper, ExperimentPlateauStopper, Repeater),
         *(OptunaSearch, BasicVariantGenerator, ConcurrencyLimiter),
     ],
 )

@@ -345,3 +345,15 @@ def test_a_running_search_shows_that_it_ends_by_a_target_it_has_reached() -> Non
         "trial 0 has reached the target, and the search ends",
         half.now - half.started_at,
     )
+
+
+def test_repeats_reach_the_target_by_their_mean() -> None:
+    """Trials 0 and 1 are of one configuration, and 2 and 3 of another."""
+    curves = {0: [0.95, 0.95, 0.95], 1: [0.5, 0.7, 0.86], 2: [0.4, 0.5, 0.6], 3: [0.4, 0.5, 0.6]}
+    job = replace(job_of(Stage(trials=4, iterations=4), stop=StopRules(target=0.9)), repeats=2)
+    state = run(job, {trial: [*curve, 0.1] for trial, curve in curves.items()}).state
+    assert (
+        state.reason
+        == "trial 0 reached the target: score=0.95 after 3 iterations (target 0.9 by the mean of its 2 repeats)"
+    )
+    assert state.trials[1].iterations == 3
