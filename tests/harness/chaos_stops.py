@@ -14,6 +14,7 @@ from rubberband.executor import Controller, Event, Job, LimitsChanged, State, Tr
 from rubberband.executor.core.history import SearchEnd, TrialCut
 from rubberband.executor.core.state import TrialState
 from rubberband.values.stopping import Median, NoImprovement, Patience, Plateau, StopRules
+from rubberband.values.worth import RestWorth
 
 
 def random_rules(source: Random, job: Job) -> StopRules:
@@ -32,6 +33,7 @@ def random_rules(source: Random, job: Job) -> StopRules:
         median=Median(after=source.randint(1, 3), trials=source.randint(1, 4)) if "median" in drawn else None,
         no_improvement=_no_improvement(source, job) if "no_improvement" in drawn else None,
         grace_period=source.choice([1, 1, 2]),
+        worth_per_usd=source.uniform(0.0, 0.3) / job.prediction.cost_usd if source.random() < 0.3 else None,
     )
 
 
@@ -146,6 +148,10 @@ class StopWatch:
             return
         self._require(not state.running(), f"{state.ended_by.rule} has ended it, and trials train")
         self._require(state.history.of(SearchEnd)[-1] is state.ended_by, "its end is not its latest record")
+        if state.ended_by.rule == "worth":
+            per_usd, least = state.history.of(RestWorth)[-1].per_usd, self._job.stop.worth_per_usd
+            is_less = per_usd is not None and least is not None and per_usd < least
+            self._require(is_less, f"{per_usd} per USD is no less than worth={least}")
         self.seen[f"search ended by {state.ended_by.rule}"] += state.course == "finished"
 
 
