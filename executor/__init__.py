@@ -18,7 +18,8 @@ _MODULES = {
         "DriverResumed DriverStopped EndedInstance Event FailureKind Finish Gang InstanceInterrupted "
         "InstanceLost InstancePriced InstanceReady InstanceRefused InstanceReleased InstanceRunning "
         "LaunchInstance LimitsChanged LiveInstance ReleaseInstance RestPlanned Slot StartTrial Started "
-        "StopTrial Tick TrialEnded TrialFailed TrialForked TrialReported TrialStarted TrialStopRequested TrialsAdded "
+        "StopTrial Tick TrialArtifact TrialEnded TrialFailed TrialForked TrialReported TrialStarted TrialStopRequested "
+        "TrialsAdded "
         "TrialsDrawn WITHOUT_CHECKPOINT"
     ),
     "core.extending": "Extension Limits Outlook extension limits_of",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rubberband.executor.result.result import Result
     from rubberband.executor.run.callbacks import Callback, FailureInfo, ReportInfo, RunInfo, SyncInfo
     from rubberband.executor.training.distributed import distributed, per_worker
-    from rubberband.executor.training.reporting import get_checkpoint, report
+    from rubberband.executor.training.reporting import artifact, get_checkpoint, report
     from rubberband.executor.training.torch_trial import Mean, TorchTrial
     from rubberband.executor.training.trial import Trial, TrialContext
     from rubberband.running.estimating import estimate
@@ -75,6 +75,7 @@ __all__ = [
     "Trial",
     "TrialContext",
     "__version__",
+    "artifact",
     "choice",
     "command",
     "distributed",
@@ -109,7 +110,7 @@ _MODULES = {
     "rubberband.client.client": "Client",
     "rubberband.executor.training.distributed": "distributed per_worker",
     "rubberband.executor.training.torch_trial": "Mean TorchTrial",
-    "rubberband.executor.training.reporting": "get_checkpoint report",
+    "rubberband.executor.training.reporting": "artifact get_checkpoint report",
     "rubberband.executor.training.trial": "Trial TrialContext",
     "rubberband.executor.run.callbacks": "Callback FailureInfo ReportInfo RunInfo SyncInfo",
     "rubberband.executor.result.result": "Result",

@@ -46,6 +46,7 @@ _PANELS: dict[Panel, dict[str, tuple[str, str]]] = {
         "ps": ("report", "List experiments, here or of a service."),
         "report": ("report", "Print an experiment's result."),
         "best": ("report", "Print an experiment's best configuration."),
+        "artifacts": ("report", "List or write the files that a trial kept."),
         "export": ("report", "Write trials as a table or an Optuna study."),
         "tag": ("care", "Show and change tags and a note, or archive."),
         "rm": ("care", "Delete experiments that have ended."),

@@ -7,9 +7,11 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi import Path as InPath
+from fastapi import Path as PathParameter
 from fastapi.responses import Response, StreamingResponse
 
 from rubberband.api.problems import CONFLICT, INVALID, NOT_FOUND, UNAVAILABLE, HttpProblem
@@ -180,6 +182,39 @@ def get_checkpoint(
     kind = "tar" if is_archive(path) else "ckpt"
     name = f"{experiment.name}-trial-{trial.trial}-iterations-{done}.{kind}"
     headers = {"Content-Disposition": f'attachment; filename="{name}"', "Content-Length": str(ref.size_bytes)}
+    return StreamingResponse(chunks, headers=headers, media_type="application/octet-stream")
+
+
+@router.get(
+    "/{name}/trials/{trial}/artifacts/{file:path}",
+    summary="Download a file that a trial gave to be kept",
+    operation_id="getArtifact",
+    response_class=Response,
+    response_model=None,
+    responses={
+        200: {
+            "description": "The file.",
+            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+        },
+        **refusals(NOT_FOUND, INVALID, UNAVAILABLE),
+    },
+)
+def get_artifact(
+    _reader: Reader,
+    experiment: Known,
+    found: KnownTrial,
+    file: Annotated[
+        str, PathParameter(description="Name of one of the trial's `artifacts`.", examples=["plots/roc.png"])
+    ],
+) -> Response:
+    """One of the trial's `artifacts`, by its name; compared by its SHA-256 first."""
+    _, trial = found
+    ref = next((one.file for one in trial.artifacts if one.name == file), None)
+    if ref is None:
+        raise HttpProblem(NOT_FOUND, f"trial {trial.trial} of {experiment.name!r} has no artifact {file!r}")
+    _, chunks = _opened(ref)
+    name = quote(file.rpartition("/")[2])
+    headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}", "Content-Length": str(ref.size_bytes)}
     return StreamingResponse(chunks, headers=headers, media_type="application/octet-stream")
 
 

@@ -44,6 +44,7 @@ from rubberband.executor.core.events import (
     Started,
     StopTrial,
     Tick,
+    TrialArtifact,
     TrialEnded,
     TrialFailed,
     TrialForked,
@@ -70,7 +71,7 @@ PAUSE_S = 30.0
 
 
 _ASKED = (LimitsChanged, AllotmentChanged, CancelRequested, TrialStopRequested, TrialsAdded)
-_PROGRESS = (TrialStarted, TrialRepeated, TrialReported)
+_PROGRESS = (TrialStarted, TrialRepeated, TrialReported, TrialArtifact)
 
 
 class Controller:
@@ -192,7 +193,15 @@ class Controller:
     def _note(self, event: Event) -> LaneState | None:
         """Take it in; return the lane that it is about, or None for all of them."""
         match event:
-            case TrialStarted() | TrialRepeated() | TrialReported() | TrialEnded() | TrialFailed() | CheckpointLost():
+            case (
+                TrialStarted()
+                | TrialRepeated()
+                | TrialReported()
+                | TrialArtifact()
+                | TrialEnded()
+                | TrialFailed()
+                | CheckpointLost()
+            ):
                 trial = self.state.trials[event.trial]
                 lane = self.state.lane_of_trial(trial)
                 if trial.status is TrialStatus.RUNNING and trial.attempt == event.attempt:
@@ -228,7 +237,7 @@ class Controller:
         self,
         lane: LaneState,
         trial: TrialState,
-        event: TrialStarted | TrialRepeated | TrialReported | TrialEnded | TrialFailed | CheckpointLost,
+        event: TrialStarted | TrialRepeated | TrialReported | TrialArtifact | TrialEnded | TrialFailed | CheckpointLost,
     ) -> None:
         match event:
             case TrialStarted():
@@ -239,6 +248,8 @@ class Controller:
                 lane.launches_left = self.job.launch_attempts
                 self._commands += attempts.note_report(lane, trial, event)
                 self._commands += stragglers.replace_slow(lane, trial)
+            case TrialArtifact():
+                self._commands += attempts.note_artifact(self.state, trial, event)
             case TrialEnded():
                 attempts.note_end(lane, trial)
             case TrialFailed():

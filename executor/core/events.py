@@ -202,6 +202,18 @@ class TrialReported(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrialArtifact(Event):
+    """A file that the trial gave to be kept with it is durable; it replaces an earlier one of its name."""
+
+    trial: int
+    attempt: int
+    name: str
+    iterations: int
+    """Iterations after which it was saved."""
+    file: CheckpointRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialEnded(Event):
     """A function returned after its latest report: the trial has ended by itself. Its gang is free."""
 

@@ -81,6 +81,17 @@ class ConfigSpan:
     """None: the one with which that trial began."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """A file that a trial gave to be kept with it."""
+
+    name: str
+    file: CheckpointRef
+    iterations: int
+    """Iterations after which it was saved."""
+    saved_at: float
+
+
 @dataclass(slots=True, kw_only=True)
 class TrialState:
     """One trial: a configuration's training, over all stages; the configuration changes if the trial is forked."""
@@ -98,6 +109,8 @@ class TrialState:
     best: CheckpointRef | None = None
     """The checkpoint of its best evaluated iteration, if that is kept (`Job.keep_best`); it may be one of both."""
     best_iterations: int = 0
+    artifacts: dict[str, Artifact] = field(default_factory=dict)
+    """Name -> a file that it gave to be kept."""
     reports: list[TrialReport] = field(default_factory=list)
     """One for each iteration."""
     inherited: int = 0
@@ -157,6 +170,11 @@ class TrialState:
     def metric(self, name: str) -> float | None:
         """The latest value of a metric; None before the first report with its present configuration."""
         return self.metrics.get(name)
+
+    def files(self) -> Iterator[CheckpointRef]:
+        """Yield all that it has in the checkpoint store: checkpoints and artifacts."""
+        yield from (checkpoint for checkpoint, _ in self.kept())
+        yield from (artifact.file for artifact in self.artifacts.values())
 
     def kept(self) -> Iterator[tuple[CheckpointRef, int]]:
         """Yield the checkpoints that it refers to, the latest first, each with the iterations that it holds."""

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rubberband.executor.core.ends import ends_trial, note_result
-from rubberband.executor.core.events import Command, FailureKind, Gang, StartTrial, StopTrial
+from rubberband.executor.core.events import (
+    Command,
+    DiscardCheckpoint,
+    FailureKind,
+    Gang,
+    StartTrial,
+    StopTrial,
+    TrialArtifact,
+)
 from rubberband.executor.core.events import TrialReported as Reported
 from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.forking import discard, rewind
@@ -14,7 +22,16 @@ from rubberband.executor.core.idle_gpus import regrouped
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.placement import place
 from rubberband.executor.core.ranking import merit, repeats_of
-from rubberband.executor.core.state import UNDER_WAY, GangRun, LaneState, State, TrialReport, TrialState, TrialStatus
+from rubberband.executor.core.state import (
+    UNDER_WAY,
+    Artifact,
+    GangRun,
+    LaneState,
+    State,
+    TrialReport,
+    TrialState,
+    TrialStatus,
+)
 from rubberband.values.stopping import is_evaluated
 
 SHORTEST_HANG_S = 60.0
@@ -156,6 +173,15 @@ def _note_best(job: Job, trial: TrialState) -> None:
     is_result = is_evaluated(report.iterations, report.metrics, job.metric) and not merit[0]
     if is_result and report.saved_iterations is None and (best is None or merit < best):
         trial.best, trial.best_iterations = trial.checkpoint, trial.checkpoint_iterations
+
+
+def note_artifact(state: State, trial: TrialState, event: TrialArtifact) -> list[Command]:
+    """A file of the trial is kept, instead of an earlier one of its name."""
+    earlier = trial.artifacts.get(event.name)
+    trial.artifacts[event.name] = Artifact(
+        name=event.name, file=event.file, iterations=event.iterations, saved_at=event.occurred_at
+    )
+    return [] if earlier is None else [DiscardCheckpoint(checkpoint=earlier.file)]
 
 
 def note_end(lane: LaneState, trial: TrialState) -> None:

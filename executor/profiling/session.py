@@ -37,6 +37,7 @@ from rubberband.executor.core.events import (
     Slot,
     StartTrial,
     StopTrial,
+    TrialArtifact,
     TrialEnded,
     TrialFailed,
     TrialRepeated,
@@ -411,6 +412,8 @@ class ProfilingSession:
                     self.failed_sweeps.append(f"{len(self._timed[event.trial])} GPU: {event.message}")
                 else:
                     self._give_up(event)
+        if isinstance(event, TrialArtifact):
+            self._backend.execute(DiscardCheckpoint(checkpoint=event.file))
         if isinstance(event, TrialReported) and event.checkpoint is not None:
             self.is_unsaved = event.saved_iterations == 0 and not event.ended
             if (old := self._checkpoints.get(event.trial)) is not None:

@@ -18,6 +18,7 @@ from rubberband.executor.core.events import (
     FailureKind,
     Slot,
     StartTrial,
+    TrialArtifact,
     TrialEnded,
     TrialFailed,
     TrialRepeated,
@@ -30,6 +31,7 @@ from rubberband.executor.ray.slot_worker import DeathCause, SegmentItem
 from rubberband.executor.ray.workers import Worker, Workers, last_line
 from rubberband.executor.training.segment import (
     Segment,
+    SegmentArtifact,
     SegmentEnded,
     SegmentFailure,
     SegmentRepeated,
@@ -275,6 +277,8 @@ class Attempt:
                 if not self._has_started:
                     self._send(TrialStarted)
                 self._has_started = True
+            case SegmentArtifact():
+                self._send(TrialArtifact, name=item.name, iterations=item.iterations, file=item.file)
             case SegmentRepeated():
                 self._send(TrialRepeated, iterations=item.iterations)
             case SegmentReport() if item.ended or item.iterations >= self.start.until_iterations:

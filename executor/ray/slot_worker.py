@@ -27,6 +27,7 @@ from rubberband.executor.logs.trial_log import PIPE_BYTES, TrialLog
 from rubberband.executor.ray.code import Code, install
 from rubberband.executor.training.segment import (
     Segment,
+    SegmentArtifact,
     SegmentEnded,
     SegmentFailure,
     SegmentRepeated,
@@ -41,7 +42,7 @@ from rubberband.values.environment import Environment
 if TYPE_CHECKING:
     from rubberband.executor.training.entrypoint import Entrypoint
 
-SegmentItem = SegmentStarted | SegmentRepeated | SegmentReport | SegmentEnded | SegmentFailure
+SegmentItem = SegmentStarted | SegmentRepeated | SegmentReport | SegmentArtifact | SegmentEnded | SegmentFailure
 """Item of a worker's stream."""
 
 

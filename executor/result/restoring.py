@@ -225,3 +225,27 @@ def _unlike(target: Code, error: Exception) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint does not fit {target.__qualname__}: {reason}; give the {what} that was trained"
     )
+
+
+def save_artifacts(trained: TrialResult, folder: str | os.PathLike[str]) -> list[Path]:
+    """Write a trial's artifacts into a folder; see `Result.save_artifacts`."""
+    if not trained.artifacts:
+        raise InputError(f"trial {trained.trial} has no artifacts; its code gives files to rubberband.artifact(path)")
+    top, paths = Path(folder).absolute(), list[Path]()
+    for artifact in trained.artifacts:
+        path = (top / artifact.name).resolve()
+        if not path.is_relative_to(top.resolve()):
+            raise InputError(f"the artifact {artifact.name!r} leaves {folder}, and is not written")
+        if path.exists():
+            raise InputError(f"{path} is there, and is not overwritten; give an empty or new folder")
+        paths.append(path)
+    for artifact, path in zip(trained.artifacts, paths, strict=True):
+        try:
+            make_directories(path.parent)
+            with store_of(artifact.file).file(artifact.file) as source:
+                shutil.copyfile(source, path)
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} cannot be written: {error.strerror or error}; give another folder"
+            ) from error
+    return paths

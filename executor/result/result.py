@@ -153,6 +153,18 @@ class ScheduleStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactResult:
+    """A file that a trial gave to `rubberband.artifact`."""
+
+    name: str
+    file: CheckpointRef
+    iterations: int
+    """Iterations after which it was saved."""
+    saved_s: float
+    """From the start of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
     """One trial, with its learning curve."""
 
@@ -183,6 +195,8 @@ class TrialResult:
     """Whether it has ended by itself, after its `iterations`."""
     stopped_s: float | None = None
     """Time at which the user stopped it, from the start; None: not by the user."""
+    artifacts: tuple[ArtifactResult, ...] = ()
+    """Files that it gave to be kept, by name."""
     standing: Standing | None = None
     """Its value in the ranking, where that is more than its metric; None without limits of `also` and repeats."""
     checkpoints: tuple[KeptCheckpoint, ...] = ()
@@ -562,6 +576,17 @@ class Result:
 
         return save_files(self.best_at(iteration), folder, is_simulated=self.is_simulated)
 
+    def save_artifacts(self, folder: str | os.PathLike[str], /, *, trial: int | None = None) -> list[Path]:
+        """Write the files that a trial gave to `rubberband.artifact` into a folder, which is made; return their paths.
+
+        By default those of the best trial. Raises InputError if there is no such trial, it gave none, or a file of the
+        name is there; CheckpointError if one is missing or cannot be written, StoreAwayError if its store is away.
+        """
+        from rubberband.executor.result.restoring import save_artifacts
+        from rubberband.executor.result.rows import trial_of
+
+        return save_artifacts(trial_of(self, trial), folder)
+
     def __repr__(self) -> str:
         best = "" if self.best is None else f", {self.metric}={self.best.metrics[self.metric]:.3g}"
         cost = in_unit(format_usd(self.whole_cost_usd), self.unit)
@@ -726,6 +751,10 @@ def _trial(state: State, trial: int, config: Mapping[str, Any], seed: int) -> Tr
         stopped_s=None if record.stopped_at is None else record.stopped_at - state.started_at,
         standing=standing(state, record) if state.job.limits or state.job.repeats > 1 else None,
         checkpoints=tuple(_saved(state, record)),
+        artifacts=tuple(
+            copied(ArtifactResult, record.artifacts[name], saved_s=record.artifacts[name].saved_at - state.started_at)
+            for name in sorted(record.artifacts)
+        ),
     )
 
 

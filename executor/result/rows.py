@@ -202,6 +202,15 @@ def best_of(result: Result) -> TrialResult:
     return result.best
 
 
+def trial_of(result: Result, trial: int | None) -> TrialResult:
+    """Return a trial by its number, by default the best one. Raises InputError if there is none."""
+    if trial is None:
+        return best_of(result)
+    if not 0 <= trial < len(result.trials):
+        raise InputError(f"experiment {result.name!r} has no trial {trial}; it has 0 to {len(result.trials) - 1}")
+    return result.trials[trial]
+
+
 def trial_at(result: Result, trial: TrialResult, iteration: int | Literal["best", "latest"]) -> TrialResult:
     """Return a trial as it was after an iteration whose checkpoint is kept.
 

@@ -168,7 +168,7 @@ def _tidy(store: CheckpointStore, event: Event | None, controller: Controller) -
     """
     if event is not None and not isinstance(event, DriverResumed):
         return
-    kept = [ref for trial in controller.state.trials for ref, _ in trial.kept()]
+    kept = [ref for trial in controller.state.trials for ref in trial.files()]
     with suppress(CheckpointError):  # it costs some disk space and nothing else
         store.tidy(kept)
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,6 +17,10 @@ from typing import Any, Protocol
 
 LINE, CHECKPOINT, CONFIG = "RUBBERBAND_LINE", "RUBBERBAND_CHECKPOINT", "RUBBERBAND_CONFIG"
 """Variables of a program: the socket of its reports, the folder of its checkpoint, its configuration as JSON."""
+ARTIFACTS = "RUBBERBAND_ARTIFACTS"
+"""Variable of every trial: the folder whose files are kept with it; empty on other ranks than 0."""
+DRAFT = ".rubberband-draft-"
+"""Beginning of the name of a file that is not whole yet."""
 GO_ON = b"g"
 BEGUN = {"begun": True}
 """Line of a process whose start is over."""
@@ -102,6 +108,44 @@ def get_checkpoint() -> Any:
         return session.checkpoint()
     folder = os.environ.get(CHECKPOINT)
     return folder if folder is not None and os.path.isdir(folder) and os.listdir(folder) else None
+
+
+def artifact(path: str | os.PathLike[str], *, name: str | None = None) -> None:
+    """Keep a file with this trial, such as a plot or a table: it is copied now, and saved at the next report.
+
+    It is listed and downloaded on the trial's page, by REST and by `rubberband artifacts`. The latest of several files
+    of one name is kept. In a gang, those of rank 0 are kept. Outside a search, nothing is.
+
+    Args:
+        path: The file.
+        name: Its name among the trial's, such as `plots/roc.png`; by default its own.
+
+    Raises:
+        FileNotFoundError: For a path that is no file.
+        ValueError: For a name that leaves the trial's folder.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> _ = Path("notes.txt").write_text("kept with the trial")
+        >>> rubberband.artifact("notes.txt")
+    """
+    source = os.fspath(path)
+    if not os.path.isfile(source):
+        raise FileNotFoundError(f"rubberband.artifact: {source} is no file; give the path of a file")
+    named = os.path.basename(source) if name is None else name
+    parts = named.replace("\\", "/").split("/")
+    if any(part in ("", ".", "..") for part in parts) or parts[-1].startswith(DRAFT) or "\0" in named:
+        raise ValueError(
+            f"rubberband.artifact: {named!r} is no name below the trial's folder; give one such as plots/a.png"
+        )
+    folder = os.environ.get(ARTIFACTS)
+    if not folder:
+        return
+    target = os.path.join(folder, *parts)
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    draft = os.path.join(os.path.dirname(target), f"{DRAFT}{os.getpid()}-{threading.get_ident()}")
+    shutil.copyfile(source, draft)
+    os.replace(draft, target)
 
 
 def _session(caller: str) -> Session | None:

@@ -19,6 +19,7 @@ from rubberband.executor.checkpoints import CheckpointStore, Payload
 from rubberband.executor.checkpoints.scratch import on_machine
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.training import failures
+from rubberband.executor.training.artifacts import Artifacts
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import TrainingEnded, describe
 from rubberband.executor.training.kinds import kind_of
@@ -26,6 +27,7 @@ from rubberband.executor.training.lifeline import Peers
 from rubberband.executor.training.runner import Runner
 from rubberband.executor.training.segment import (
     Segment,
+    SegmentArtifact,
     SegmentEnded,
     SegmentFailure,
     SegmentRepeated,
@@ -77,7 +79,9 @@ def warm_up(entrypoint: Entrypoint, device: Device) -> None:
 
 def run_segment(
     entrypoint: Entrypoint, segment: Segment, store: CheckpointStore
-) -> Generator[SegmentStarted | SegmentRepeated | SegmentReport | SegmentEnded | SegmentFailure, None, None]:
+) -> Generator[
+    SegmentStarted | SegmentRepeated | SegmentReport | SegmentArtifact | SegmentEnded | SegmentFailure, None, None
+]:
     """Train as `segment` says, in this process. A backend iterates over it in every worker of the gang.
 
     Rank 0 yields SegmentStarted, a SegmentRepeated after each repeated iteration, then a SegmentReport for each new
@@ -89,14 +93,16 @@ def run_segment(
     its CUDA context is lost (`context_lost` of the failure) or `function_runs_on`.
     """
     reports = Reports(store, segment.trial)
+    artifacts = Artifacts(store, segment)
     resources: list[_Closable] = [reports]
     failure: SegmentFailure | None = None
     try:
         try:
             try:
-                yield from _train(entrypoint, segment, store, reports, resources)
+                yield from _train(entrypoint, segment, store, reports, artifacts, resources)
             except TrainingEnded:
                 yield from reports.all()  # without its last checkpoint the trial has failed
+                yield from artifacts.new()
                 yield SegmentEnded()
         except GeneratorExit:
             raise
@@ -107,9 +113,11 @@ def run_segment(
         # The error is gone by now, and with it what its frames hold. To close may take long, so this comes first.
         if failure is not None:
             yield from reports.rest()
+            yield from artifacts.rest()
             yield failure
     finally:
         close_all(resources, segment)
+        artifacts.close()  # after what gives the process its environment back
 
 
 def _described(
@@ -126,8 +134,13 @@ def _described(
 
 
 def _train(
-    entrypoint: Entrypoint, segment: Segment, store: CheckpointStore, reports: Reports, resources: list[_Closable]
-) -> Iterator[SegmentStarted | SegmentRepeated | SegmentReport]:
+    entrypoint: Entrypoint,
+    segment: Segment,
+    store: CheckpointStore,
+    reports: Reports,
+    artifacts: Artifacts,
+    resources: list[_Closable],
+) -> Iterator[SegmentStarted | SegmentRepeated | SegmentReport | SegmentArtifact]:
     runner = make_runner(entrypoint, segment, resources)
     resources.append(runner)
     with _checkpoint(segment, store, runner) as held:
@@ -145,6 +158,7 @@ def _train(
         is_last = iterations == segment.until_iterations or runner.ended
         saves = is_last or runner.saves_after(iterations)
         if is_first:
+            yield from artifacts.new(iterations)
             payload: Payload | None = None
             if saves:
                 yield from reports.all()  # one checkpoint at a time

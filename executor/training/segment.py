@@ -111,6 +111,16 @@ class SegmentReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentArtifact:
+    """A file that the trial gave to be kept is durable (rank 0)."""
+
+    name: str
+    iterations: int
+    """Iterations after which it was saved."""
+    file: CheckpointRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentEnded:
     """The function returned after its latest report: the trial has ended by itself (rank 0)."""
 

@@ -258,6 +258,17 @@ class ScheduleStep(Answer):
     configuration: dict[str, Any]
 
 
+class ArtifactView(Answer):
+    """A file that a trial gave to `rubberband.artifact`."""
+
+    name: str
+    file: dict[str, Any]
+    iterations: int
+    """Iterations after which it was saved."""
+    saved_s: float
+    """From the start of the run."""
+
+
 class TrialView(Answer):
     """A trial."""
 
@@ -282,6 +293,8 @@ class TrialView(Answer):
     """Time at which the user stopped it, from the start; null: not by the user."""
     ended_by: str
     """The rule of search.stop that ended it; empty: none did."""
+    artifacts: list[ArtifactView]
+    """Files that it gave to be kept, by name."""
     checkpoints: list[SavedCheckpoint]
     """The latest first; older ones than these are deleted as newer ones are written."""
     schedule: list[ScheduleStep]

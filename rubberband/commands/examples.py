@@ -48,7 +48,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "rubberband scale": ("rubberband scale digits --max-instances 2",),
     "rubberband ps": ("rubberband ps", "rubberband ps --search running --server https://tuning.example.org"),
     "rubberband report": ("rubberband report digits", "rubberband report digits --html report.html"),
-    "rubberband best": ("rubberband best digits", "rubberband best digits --out model.pt"),
+    "rubberband best": ("rubberband best digits", "rubberband best digits --iteration best --out model.pt"),
+    "rubberband artifacts": ("rubberband artifacts digits", "rubberband artifacts digits 3 --to files"),
     "rubberband export": (
         "rubberband export digits trials.csv",
         "rubberband export digits --to sqlite:///study.db",

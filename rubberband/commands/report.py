@@ -150,6 +150,38 @@ def best(
     print("\n".join(best_lines(result)))
 
 
+def artifacts(
+    name: Name,
+    trial: Annotated[int | None, argument("TRIAL", "Number of the trial; by default the best one.")] = None,
+    to: Annotated[Path | None, option("--to", "FOLDER", "Write the files into this folder.")] = None,
+    output: TextOption = TextFormat.text,
+    server: ServerOption = None,
+    on: OnOption = None,
+) -> None:
+    """List or write the files that a trial kept.
+
+    Trials give files by `rubberband.artifact(path)`; programs write them below RUBBERBAND_ARTIFACTS.
+    """
+    from rubberband.executor.result.rows import trial_of
+    from rubberband.units import format_bytes
+    from rubberband.views.experiment import plain
+    from rubberband.views.formatting import printable
+
+    result = _result(name, client_of(server))
+    found = trial_of(result, trial)
+    if to is not None:
+        count = len(result.save_artifacts(to, trial=found.trial))
+        print(f"wrote {count} file{'s' * (count != 1)} of trial {found.trial} to {to}", file=sys.stderr)
+    if output is TextFormat.json:
+        print_json({"schema": "rubberband.artifacts/1", "trial": found.trial, "artifacts": plain(found.artifacts)})
+        return
+    if not found.artifacts:
+        print(f"trial {found.trial} has no artifacts", file=sys.stderr)
+    rows = [[printable(one.name), format_bytes(one.file.size_bytes), str(one.iterations)] for one in found.artifacts]
+    if rows:
+        print_table(["NAME", "SIZE", "AFTER ITERATION"], rows, words={0})
+
+
 class ExportFormat(StrEnum):
     """Format of exported trials."""
 

@@ -307,7 +307,7 @@ class _Backup:
             return None
         needed, place = set(), folder.checkpoints.resolve()
         for trial in found.controller.state.trials:
-            for ref, _ in trial.kept():
+            for ref in trial.files():
                 if ref.url.startswith("virtual:"):
                     continue
                 path = Path(unquote(urlsplit(ref.url).path))

@@ -15,7 +15,7 @@ from rubberband.api.store.schema import SCOPES
 from rubberband.executor import CheckpointRef, make_store, trial_files
 from rubberband.executor.checkpoints.folders import pack
 from rubberband.executor.logs.pages import page
-from rubberband.executor.result.result import KeptCheckpoint
+from rubberband.executor.result.result import ArtifactResult, KeptCheckpoint
 from rubberband.states import ExperimentState
 from tests.builders.fake_runs import FakeService, fake_service
 from tests.builders.results import FAULTS, a_result, cut_short
@@ -171,3 +171,42 @@ def test_the_page_of_a_trial_that_runs_says_that_its_gang_is_held(service: FakeS
     service.runs.results["one"] = cut_short(20, cancel=False)
     running = next(one for one in service.runs.results["one"].trials if one.status == "running")
     assert "now" in service.client.get(f"/experiments/one/trials/{running.trial}").text
+
+
+def test_artifacts_are_listed_downloaded_and_on_the_page(service: FakeService, tmp_path: Path) -> None:
+    store, result = make_store(str(tmp_path / "store")), a_result()
+    ref = store.save(0, 3, b"a plot")
+    kept = (ArtifactResult(name="plots/roc curve.png", file=ref, iterations=3, saved_s=30.0),)
+    first = dataclasses.replace(result.trials[0], artifacts=kept)
+    service.runs.results["one"] = dataclasses.replace(result, trials=(first, *result.trials[1:]))
+    assert [(one["name"], one["iterations"]) for one in trial(service, 0)["artifacts"]] == [("plots/roc curve.png", 3)]
+    address = f"{ONE}/0/artifacts/plots/roc%20curve.png"
+    assert f'href="{address}"' in service.client.get("/experiments/one/trials/0", headers={"Accept": "text/html"}).text
+    answer = service.client.get(address)
+    assert answer.content == b"a plot"
+    assert answer.headers["content-disposition"] == "attachment; filename*=UTF-8''roc%20curve.png"
+    missing = service.client.get(f"{ONE}/0/artifacts/other.png")
+    assert missing.status_code == 404
+    assert "has no artifact 'other.png'" in missing.json()["detail"]
+
+
+def test_the_checkpoint_of_the_best_iteration_is_downloaded_or_said_not_to_be_kept(
+    service: FakeService, tmp_path: Path
+) -> None:
+    store, result = make_store(str(tmp_path / "store")), a_result()
+    number = next(one.trial for one in result.trials if len(one.curve) > 2)
+    done = len(result.trials[number].curve)
+    saved = KeptCheckpoint(checkpoint=store.save(number, done, b"best"), iterations=done, saved_s=1.0, best=True)
+
+    def told(*kept: KeptCheckpoint, score: float) -> Any:
+        last = result.trials[number].curve[-1]
+        curve = (*result.trials[number].curve[:-1], (last[0], last[1], {"score": score}))
+        changed = dataclasses.replace(result.trials[number], checkpoints=kept, curve=curve)
+        every = (*result.trials[:number], changed, *result.trials[number + 1 :])
+        service.runs.results["one"] = dataclasses.replace(result, trials=every)
+        return service.client.get(f"{ONE}/{number}/checkpoint?best=true")
+
+    assert told(saved, score=1e9).content == b"best"
+    answer = told(saved, score=-1e9)
+    assert answer.status_code == 404
+    assert "its checkpoint was not kept" in answer.json()["detail"]

@@ -1,0 +1,171 @@
+"""Files that trials give to be kept: from `rubberband.artifact` to the checkpoint store, the result and a folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rubberband
+from rubberband.errors import InputError
+from rubberband.executor import (
+    CheckpointRef,
+    CheckpointStore,
+    DiscardCheckpoint,
+    Result,
+    SegmentEnded,
+    SegmentFailure,
+    SegmentReport,
+    TrialArtifact,
+    TrialStatus,
+    decode_event,
+    encode_event,
+    open_store,
+    summarise,
+)
+from rubberband.executor.training import artifacts
+from rubberband.executor.training.reporting import ARTIFACTS
+from rubberband.executor.training.segment import SegmentArtifact
+from tests.builders.segments import train
+from tests.builders.stories import Story, begun
+from tests.unit.test_controller_checkpoints import SETUP
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return open_store(str(tmp_path / "store"))
+
+
+def given(items: list[Any]) -> list[tuple[str, int]]:
+    return [(item.name, item.iterations) for item in items if isinstance(item, SegmentArtifact)]
+
+
+def plots(config: dict[str, Any]) -> None:
+    for iteration in range(1, 4):
+        note = Path(config["folder"], "note.txt")
+        note.write_text(f"{iteration}")
+        rubberband.artifact(note)
+        if iteration == 2:
+            rubberband.artifact(note, name="plots/second.txt")
+        rubberband.report({"loss": 1.0 / iteration}, checkpoint=iteration)
+    note.write_text("the end")
+    rubberband.artifact(note)
+
+
+def test_files_are_saved_as_they_come_and_the_latest_of_a_name_comes_last(
+    tmp_path: Path, store: CheckpointStore
+) -> None:
+    items = train(plots, store, config={"folder": str(tmp_path)})
+    assert given(items) == [("note.txt", 1), ("note.txt", 2), ("plots/second.txt", 2), ("note.txt", 3), ("note.txt", 3)]
+    assert isinstance(items[-1], SegmentEnded)
+    files = [item.file for item in items if isinstance(item, SegmentArtifact)]
+    assert [store.load(file) for file in files] == [b"1", b"2", b"2", b"3", b"the end"]
+    kinds = [type(item) for item in items]
+    assert kinds.index(SegmentArtifact) < kinds.index(SegmentReport)
+    assert ARTIFACTS not in os.environ
+
+
+def fails(config: dict[str, Any]) -> None:
+    Path(os.environ[ARTIFACTS], "below").mkdir()
+    Path(os.environ[ARTIFACTS], "below", "trace.txt").write_text("why")
+    Path(os.environ[ARTIFACTS], "link").symlink_to("/etc/passwd")
+    raise ValueError("boom")
+
+
+def test_a_trial_that_fails_keeps_what_it_gave_and_links_are_left_out(store: CheckpointStore) -> None:
+    items = train(fails, store)
+    assert given(items) == [("below/trace.txt", 0)]
+    assert isinstance(items[-1], SegmentFailure)
+
+
+def test_other_ranks_keep_nothing(tmp_path: Path, store: CheckpointStore) -> None:
+    from tests.builders.segments import SEGMENT
+
+    kept = artifacts.Artifacts(store, dataclasses.replace(SEGMENT, rank=1))
+    (tmp_path / "a.txt").write_text("a")
+    rubberband.artifact(tmp_path / "a.txt")
+    assert list(kept.new(1)) == []
+    kept.close()
+
+
+def test_a_file_beyond_a_limit_is_left_out_with_a_line(
+    tmp_path: Path, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(artifacts, "LARGEST_BYTES", 4)
+    monkeypatch.setattr(artifacts, "MOST_FILES", 1)
+    items = train(plots, store, config={"folder": str(tmp_path)})
+    assert given(items) == [("note.txt", 1), ("note.txt", 2), ("note.txt", 3)]
+    said = capfd.readouterr().err
+    assert "rubberband: artifact plots/second.txt is not kept: a trial keeps at most 1 files" in said
+    assert "rubberband: artifact note.txt is not kept: it has 7 bytes, the limit is 4 bytes" in said
+
+
+@pytest.mark.parametrize("name", ["../a.txt", "/etc/a.txt", "a//b", "", "a/..", "a/../../b", "..\\b"])
+def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(ValueError, match="is no name below the trial's folder"):
+        rubberband.artifact(tmp_path / "a.txt", name=name)
+
+
+def test_a_missing_file_is_refused_also_outside_a_search(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="is no file; give the path of a file"):
+        rubberband.artifact(tmp_path / "missing.txt")
+    with pytest.raises(FileNotFoundError):
+        rubberband.artifact(tmp_path)
+    (tmp_path / "a.txt").write_text("a")
+    rubberband.artifact(tmp_path / "a.txt")
+
+
+def give(story: Story, name: str, file: CheckpointRef) -> list[str]:
+    attempt = story.state.trials[3].attempt
+    orders = story.tell(TrialArtifact, trial=3, attempt=attempt, name=name, iterations=1, file=file)
+    return [order.checkpoint.url for order in orders if isinstance(order, DiscardCheckpoint)]
+
+
+def told(store: CheckpointStore, *names: str) -> Result:
+    story = begun()
+    story.report(3, 0.9)
+    assert story.state.trials[3].status is TrialStatus.PAUSED
+    for trial in (0, 1, 2):
+        story.report(trial, 0.1 * trial)
+    for at, name in enumerate(names):
+        give(story, name, store.save(3, at, f"{name} {at}".encode()))
+    return summarise(story.state, SETUP, story.at)
+
+
+def test_the_latest_of_a_name_is_kept_and_the_earlier_one_is_deleted(store: CheckpointStore) -> None:
+    story = begun()
+    first, second = (store.save(3, 1, text) for text in (b"1", b"2"))
+    assert give(story, "a.txt", first) == []
+    assert give(story, "a.txt", second) == [first.url]
+    trial = story.state.trials[3]
+    assert [*trial.files()] == [second]
+    event = TrialArtifact(occurred_at=1.0, trial=3, attempt=1, name="a.txt", iterations=1, file=second)
+    assert decode_event(*encode_event(event)) == event
+
+
+def test_the_artifacts_of_the_best_trial_are_written_into_a_folder(tmp_path: Path, store: CheckpointStore) -> None:
+    result = told(store, "b.txt", "plots/a.txt", "b.txt")
+    assert [(one.name, one.iterations) for one in result.trials[3].artifacts] == [("b.txt", 1), ("plots/a.txt", 1)]
+    assert Result.from_json(result.to_json()) == result
+    paths = result.save_artifacts(tmp_path / "out")
+    assert {path.relative_to(tmp_path / "out").as_posix(): path.read_text() for path in paths} == {
+        "b.txt": "b.txt 2",
+        "plots/a.txt": "plots/a.txt 1",
+    }
+    with pytest.raises(InputError, match=r"b\.txt is there, and is not overwritten"):
+        result.save_artifacts(tmp_path / "out")
+    with pytest.raises(InputError, match="trial 0 has no artifacts"):
+        result.save_artifacts(tmp_path / "other", trial=0)
+    with pytest.raises(InputError, match="has no trial 9; it has 0 to 3"):
+        result.save_artifacts(tmp_path / "other", trial=9)
+
+
+def test_a_name_in_the_journal_that_leaves_the_folder_is_not_written(tmp_path: Path, store: CheckpointStore) -> None:
+    result = told(store, "../out.txt")
+    with pytest.raises(InputError, match=r"leaves .*, and is not written"):
+        result.save_artifacts(tmp_path / "in")
+    assert not (tmp_path / "out.txt").exists()
