@@ -99,7 +99,7 @@ class Additions:
     def __call__(self, state: State, asked: DriverRequest, now: float) -> TrialsAdded:
         """Return the event. Raises InputError for values outside the space, and a trial that cannot be cloned."""
         scheduler, trials = self.search.scheduler, asked.trials or NewTrials()
-        if scheduler.type == "pbt":
+        if scheduler.brackets()[0][0].exchange is not None:
             raise InputError("a population keeps its size: its trials take over each other's checkpoints")
         if trials.from_checkpoint and self.search.repeats > 1:
             raise InputError("repeats of a configuration have checkpoints of their own; leave --from-checkpoint out")
