@@ -189,7 +189,7 @@ def _fill_search(
 
 
 def _configurations(num_samples: int, repeats: int) -> int:
-    """Return the configurations of so many trials. Raises InputError unless each has all of its repeats."""
+    """Return the number of configurations. Raises InputError unless each has all of its repeats."""
     if num_samples > 0 and num_samples % repeats:
         near = max(1, num_samples // repeats) * repeats
         raise InputError(

@@ -27,7 +27,7 @@ class Stops:
     """Most iterations of a trial; None if nothing says it."""
     deadline: str | None = None
     words: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Those of `search.stop`."""
+    """The words of `search.stop`."""
     named: list[tuple[str, str, str | None]] = dataclasses.field(default_factory=list)
     """Each class with the metric that it names, and the mode if it names one."""
 

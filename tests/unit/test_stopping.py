@@ -11,6 +11,7 @@ import pytest
 
 from rubberband.errors import InputError
 from rubberband.executor import (
+    CheckpointRef,
     Controller,
     DriverRequest,
     Header,
@@ -18,6 +19,7 @@ from rubberband.executor import (
     LimitsExtended,
     Result,
     State,
+    TrialReported,
     VirtualBackend,
     best_trial,
     drive,
@@ -357,3 +359,26 @@ def test_repeats_reach_the_target_by_their_mean() -> None:
         == "trial 0 reached the target: score=0.95 after 3 iterations (target 0.9 by the mean of its 2 repeats)"
     )
     assert state.trials[1].iterations == 3
+
+
+def test_a_late_report_does_not_replace_what_reached_the_target() -> None:
+    job = job_of(Stage(trials=4, iterations=5), stop=StopRules(target=0.6))
+    state = run_virtual(job)[0].state
+    assert state.ended_by is not None
+    late: dict[str, Any] = {"occurred_at": state.now, "trial": 0, "attempt": 1, "late": True}
+    controller = Controller(job)
+    controller.state = state
+    controller.state.course = "ending"
+    checkpoint = CheckpointRef(url="virtual:0/3", digest="", size_bytes=0)
+    controller.handle(TrialReported(**late, iterations=3, metrics={"score": 0.1}, checkpoint=checkpoint))
+    best = best_trial(controller.state)
+    assert best is not None
+    assert (best.trial, best.iterations, best.metric("score")) == (0, 2, pytest.approx(2 / 3))
+
+
+def test_a_target_waits_for_a_report_whose_checkpoint_is_written() -> None:
+    job = job_of(Stage(trials=4, iterations=5), stop=StopRules(target=0.6))
+    backend = VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, checkpoint_every=4)
+    state = run_virtual(job, backend=backend)[0].state
+    assert state.reason == "trial 0 reached the target: score=0.8 after 4 iterations (target 0.6)"
+    assert state.trials[0].checkpoint_iterations == 4
