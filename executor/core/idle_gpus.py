@@ -43,8 +43,10 @@ LEAST_S = 1.0
 LEAST_SAVED = 0.05
 """Part of the stage's remaining time that wider gangs must save: forecasts are no more exact."""
 
-RARELY_BACK = 0.1
-"""Share of SYNCs whose replan wants instances again that the plan before did not; roughly, in virtual runs."""
+RARELY_BACK = 0.15
+"""Part of the cost of buying instances again that giving them back must save, where a replan may want them again."""
+MOST_IN_VAIN = 0.1
+"""Probability, at most, with which a trial ends by itself before a wider gang has repaid its start."""
 SURELY_CHEAPER = 1.5
 """Cost of holding an instance for the next stage over that of buying it again, above which it is given back."""
 SURELY_LATER = 3.0
@@ -314,10 +316,19 @@ class _Rest:
             taken = _room(free, last, size, self._lane.job.offer.slots)
             if taken is None or end_s > ends_s[last.trial] - self._state.profile.trial_startup_s:
                 break  # no room, or its start would not be repaid twice
+            if self._in_vain(last, size) > MOST_IN_VAIN:
+                break
             _take(free, last, size, taken)
             ends_s[last.trial], places[last.trial], widths[last.trial] = end_s, frozenset(taken), size
             training.discard(last.trial)
         return self._course(ends_s, places, widths)
+
+    def _in_vain(self, trial: TrialState, size: int) -> float:
+        """Return the probability with which a trial ends by itself before a wider gang has repaid its start."""
+        profile = self._state.profile
+        gained_s = profile.iteration_s(len(trial.gang)) - profile.iteration_s(size)
+        gained_s *= own_speed(self._lane, trial).factor
+        return 1.0 - (1.0 - self._chance) ** math.ceil(profile.trial_startup_s / gained_s) if gained_s > 0.0 else 1.0
 
     def _moved(self) -> Iterator[Course]:
         """The course in which the trials of the instance with the fewest of them move to others, if that saves money.
