@@ -52,13 +52,13 @@ UNPROFILED = {key: value for key, value in words().items() if key != "profile"}
 RENTS = UNPROFILED | {"constraints": {"max_cost": 5}, "resources": {"provider": "aws"}}
 CASES = [
     Case(state=ExperimentState.QUEUED, words=WORDS, may="cancel extend"),
-    Case(state=ExperimentState.QUEUED, words=UNLIMITED, may="cancel"),
+    Case(state=ExperimentState.QUEUED, words=UNLIMITED, may="cancel extend"),
     Case(state=ExperimentState.QUEUED, words=UNPROFILED, may="cancel"),
     Case(state=ExperimentState.QUEUED, journal="half", may="cancel extend"),
     Case(state=ExperimentState.STARTING, words=WORDS, may="cancel"),
     Case(state=ExperimentState.STARTING, journal="half", words=WORDS, may="cancel extend"),
     Case(state=ExperimentState.RUNNING, journal="half", words=WORDS, may="cancel extend add limit"),
-    Case(state=ExperimentState.RUNNING, journal="unlimited", words=UNLIMITED, may="cancel add limit"),
+    Case(state=ExperimentState.RUNNING, journal="unlimited", words=UNLIMITED, may="cancel extend add limit"),
     Case(state=ExperimentState.INTERRUPTED, words=WORDS, may="resume"),
     Case(state=ExperimentState.INTERRUPTED, words=RENTS, may=""),
     Case(state=ExperimentState.INTERRUPTED, journal="half", words=WORDS, may="resume extend add"),
@@ -115,7 +115,7 @@ class House:
         assert self.store.add(replace(made, attempt=attempt, summary=summary))
         if case.journal:
             run = self.journals[case.journal].named(name)
-            folder = run.put(self.settings.home, len(run.events) // 2 if case.journal == "half" else None)
+            folder = run.put(self.settings.home, len(run.events) // 2 if case.journal in ("half", "unlimited") else None)
             with folder.driving():
                 pass
 
@@ -139,8 +139,8 @@ def house(tmp_path_factory: pytest.TempPathFactory, journals: Mapping[str, Recor
             yield House(settings=settings, store=store, ask=ask, journals=journals)
 
 
-def granted(house: House, name: str, action: Action) -> str:
-    """Empty if the client is granted it; else why not."""
+def granted(house: House, name: str, action: Action, *, has_limits: bool = True) -> str:
+    """Empty if the client is granted it; else why not. Without limits it is extended by a target."""
     with Client("http://127.0.0.1:8642", transport=httpx.MockTransport(house.ask)) as client:
         try:
             match action:
@@ -148,10 +148,14 @@ def granted(house: House, name: str, action: Action) -> str:
                     client.cancel(name)
                 case "resume":
                     client.resume(name)
+                case "extend" if not has_limits:
+                    client.extend(name, target=1e-9)
                 case "extend":
                     client.extend(name, deadline="10h", max_cost=50.0)
-                case "add":
+                case "add" if not has_limits:
                     client.extend(name, num_samples="+1")
+                case "add":
+                    client.extend(name, num_samples="+1", deadline="10h", max_cost=50.0)
                 case "limit":
                     client.limit(name, 1)
                 case "delete":
@@ -170,7 +174,7 @@ def test_the_page_offers_and_the_client_is_granted_the_same(house: House, case: 
         house.put(case, name)
         page = house.ask(httpx.Request("GET", f"http://127.0.0.1:8642/experiments/{name}"))
         assert set(re.findall(r'data-dialog="(\w+)"', page.text)) == set(case.may.split()), "the page offers it"
-        why = granted(house, name, action)
+        why = granted(house, name, action, has_limits=case.words is not UNLIMITED)
         is_repeated = (case.state, action) == (ExperimentState.CANCELLED, "cancel")  # answered as before, not offered
         assert (not why) == (action in case.may.split() or is_repeated), why or action
 
@@ -202,7 +206,8 @@ def test_a_trial_is_stopped_where_its_page_offers_it(house: House, case: Case) -
 @pytest.mark.parametrize("action", ACTIONS)
 def test_every_state_is_tried_and_answers_every_action(state: ExperimentState, action: Action) -> None:
     assert state in {case.state for case in CASES}
-    assert obstacle(state, action, lambda fact: False) or state in ACTIVE
+    is_always_possible = state in ACTIVE or (state, action) == (ExperimentState.BUDGET, "extend")
+    assert obstacle(state, action, lambda fact: False) or is_always_possible
     assert not (state in OVER and action == "cancel" and not obstacle(state, action, lambda fact: True))
 
 
