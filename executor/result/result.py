@@ -579,7 +579,7 @@ class Result:
     def save_artifacts(self, folder: str | os.PathLike[str], /, *, trial: int | None = None) -> list[Path]:
         """Write the files that a trial gave to `rubberband.artifact` into a folder, which is made; return their paths.
 
-        By default those of the best trial. Raises InputError if there is no such trial, it gave none, or a file of the
+        By default those of the best trial. Raises InputError if the trial is unknown, it gave none, or a file of the
         name is there; CheckpointError if one is missing or cannot be written, StoreAwayError if its store is away.
         """
         from rubberband.executor.result.restoring import save_artifacts
