@@ -115,7 +115,9 @@ class House:
         assert self.store.add(replace(made, attempt=attempt, summary=summary))
         if case.journal:
             run = self.journals[case.journal].named(name)
-            folder = run.put(self.settings.home, len(run.events) // 2 if case.journal in ("half", "unlimited") else None)
+            folder = run.put(
+                self.settings.home, len(run.events) // 2 if case.journal in ("half", "unlimited") else None
+            )
             with folder.driving():
                 pass
 
