@@ -211,6 +211,12 @@ class TrialResult:
         return f"<TrialResult {self.trial}: {self.status}, {counted(self.iterations, 'iteration')}{metrics}>"
 
     @property
+    def present_curve(self) -> tuple[tuple[float, int, Mapping[str, float]], ...]:
+        """Return the reports with its present configuration: all, unless it has taken over a checkpoint."""
+        after = self.schedule[-1].after if self.schedule else 0
+        return tuple(report for report in self.curve if report[1] > after) if after else self.curve
+
+    @property
     def status_text(self) -> str:
         """Return its status, with its end by itself or by the user: `completed (ended at 5)`."""
         return self.with_end(self.status)

@@ -218,9 +218,9 @@ def trial_at(result: Result, trial: TrialResult, iteration: int | Literal["best"
     """
     if iteration == "latest":
         return trial
-    curve = {done: metrics for _, done, metrics in trial.curve}
+    curve = {done: metrics for _, done, metrics in trial.present_curve}
     done = best_iteration(result.ranking, curve.items()) if iteration == "best" else iteration
-    saved = next((one for one in trial.checkpoints if one.iterations == done), None)
+    saved = next((one for one in trial.checkpoints if one.iterations == done and done in curve), None)
     if saved is not None:
         return replace(trial, checkpoint=saved.checkpoint, iterations=saved.iterations, metrics=curve[saved.iterations])
     kept = " and ".join(str(one.iterations) for one in trial.checkpoints) or "none"
@@ -467,7 +467,7 @@ def _frozen(
         distributions={name.removeprefix("config."): distributions[name] for name in has},
         intermediate_values={
             done: metrics[result.metric]
-            for _, done, metrics in trial.curve
+            for _, done, metrics in trial.present_curve
             if math.isfinite(metrics.get(result.metric, math.nan))
         },
         user_attrs={

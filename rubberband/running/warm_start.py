@@ -114,7 +114,9 @@ def _seen(result: Result, enough: int) -> list[tuple[int, Mapping[str, Any], flo
     """
     metric = result.metric
     curves = {
-        trial.trial: {iterations: metrics[metric] for _, iterations, metrics in trial.curve if metric in metrics}
+        trial.trial: {
+            iterations: metrics[metric] for _, iterations, metrics in trial.present_curve if metric in metrics
+        }
         for trial in result.trials
     }
     reached = sorted((max(curve) for curve in curves.values() if curve), reverse=True)

@@ -23,11 +23,14 @@ from rubberband.executor import (
     VirtualBackend,
     bill_usd,
 )
+from rubberband.executor.result.result import summarise
+from rubberband.executor.result.rows import trial_at
 from rubberband.executor.virtual.fleet import TrialEnd
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.population import Pbt, scaled
 from rubberband.spec.samplers import check_point
 from rubberband.spec.space import DOMAINS, choice, lograndint, loguniform, qrandint, quniform, randint, randn, uniform
+from rubberband.views.charts.search import comparable
 from tests.builders.budget import examples
 from tests.builders.memory import MemoryJournal
 from tests.builders.populations import explorer, forks, job_of, population, random_population, run
@@ -264,3 +267,22 @@ def test_a_choice_moves_to_a_neighbour(at: str, u: float, moved: str) -> None:
     scheduler = Pbt(type="pbt", population=2, generations=2, resample=0.0)
     space = {"kind": choice(["a", "b", "c"])}
     assert scheduler.explored(space, {"kind": at}, lambda path, purpose: u) == {"kind": moved}
+
+
+def test_a_metric_is_compared_by_the_configuration_that_reported_it() -> None:
+    """Until a trial takes over a checkpoint, its reports are those of another configuration."""
+    experiment = population()
+    controller, _, _ = run(experiment)
+    setup = {"experiment": experiment.to_words(), "configurations": experiment.configurations()}
+    result = summarise(controller.state, setup, controller.state.now)
+    moved = [trial for trial in result.trials if trial.schedule]
+    assert moved
+    for trial in moved:
+        after = trial.schedule[-1].after
+        assert [done for _, done, _ in trial.present_curve] == [done for _, done, _ in trial.curve if done > after]
+        with pytest.raises(InputError, match=f"iteration {after}: its checkpoint was not kept"):
+            trial_at(result, trial, after)
+    compared = comparable(result)
+    assert compared is not None
+    began = {trial.trial: trial.schedule[-1].after for trial in moved}
+    assert all(began.get(trial.trial, 0) < compared.iterations for trial in compared.trials)

@@ -109,7 +109,7 @@ def _compared(result: Result, iterations: int) -> Comparable:
 
 
 def _value_after(trial: TrialResult, iterations: int, metric: str) -> float | None:
-    for _, done, metrics in reversed(trial.curve):
+    for _, done, metrics in reversed(trial.present_curve):
         if done <= iterations:
             return finite(metrics.get(metric))
     return None
