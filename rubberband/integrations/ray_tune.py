@@ -69,6 +69,7 @@ class Tuner:
         shared = trials_per_gpu(plain.resources, plain.name)
         resources = {
             "gpus_per_trial": {"min": 1, "max": 1},
+            **_keep(run_config, translated.search),
             **({"trials_per_gpu": shared} if shared > 1 else {}),
             **words.get("resources", {}),
         }
@@ -154,6 +155,20 @@ def _with_tune(resources: Mapping[str, Any]) -> dict[str, Any]:
     if resources.get("provider") != "aws" or install.strip() == "none" or "ray[" in install:
         return dict(resources)
     return {**resources, "aws": {**aws, "install": f"{install} ray[tune]".strip()}}
+
+
+def _keep(run_config: Any, search: Mapping[str, Any]) -> dict[str, str]:
+    """Return `resources.keep` of a score by which checkpoints are kept. Raises InputError for another one."""
+    config = getattr(run_config, "checkpoint_config", None)
+    score, order = (getattr(config, f"checkpoint_score_{word}", None) for word in ("attribute", "order"))
+    if score is None:
+        return {}
+    if (score, order) != (search["metric"], search["mode"]):
+        raise InputError(
+            f"CheckpointConfig(checkpoint_score_attribute={score!r}, checkpoint_score_order={order!r}) is not the "
+            f"{search['mode']} of {search['metric']}, by which the best checkpoint is kept; write these"
+        )
+    return {"keep": "best"}
 
 
 def _checkpoint_every(run_config: Any, trainable: Any) -> int:

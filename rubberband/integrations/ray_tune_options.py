@@ -32,7 +32,10 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     ),
     "RunConfig": ("name", "failure_config", "checkpoint_config", "verbose", "stop", "callbacks", "log_to_file"),
     "FailureConfig": ("max_failures", "fail_fast"),
-    "CheckpointConfig": ("num_to_keep", "checkpoint_frequency", "checkpoint_at_end"),
+    "CheckpointConfig": (
+        *("num_to_keep", "checkpoint_frequency", "checkpoint_at_end"),
+        *("checkpoint_score_attribute", "checkpoint_score_order"),
+    ),
     "AsyncHyperBandScheduler": (
         *("time_attr", "metric", "mode", "max_t", "grace_period", "reduction_factor", "brackets", "stop_last_trials"),
     ),

@@ -221,6 +221,14 @@ def test_words_of_a_run_config(monkeypatch, run, key, value):
     assert any(isinstance(each, FailFast) for each in found.get("callbacks", ())) == bool(run.failure_config.fail_fast)
 
 
+def test_a_score_of_checkpoints_keeps_the_best(monkeypatch):
+    score = CHECKPOINTS(num_to_keep=1, checkpoint_score_attribute="loss", checkpoint_score_order="min")
+    run = tune.RunConfig(checkpoint_config=score)
+    found = words_of(monkeypatch, tune_config=tune.TuneConfig(**OBJECTIVE), run_config=run)
+    assert found["resources"]["keep"] == "best"
+    assert "keep" not in words_of(monkeypatch, tune_config=tune.TuneConfig(**OBJECTIVE))["resources"]
+
+
 def test_a_repeater_is_repeats(monkeypatch, capsys):
     searcher = Repeater(ConcurrencyLimiter(OptunaSearch(**OBJECTIVE), max_concurrent=2), repeat=3)
     config = tune.TuneConfig(search_alg=searcher, num_samples=12)
@@ -335,10 +343,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"failure_config": tune.FailureConfig(max_failures=-1)}, "FailureConfig(max_failures=-1)"),
     ({"checkpoint_config": CHECKPOINTS(num_to_keep=2)}, "CheckpointConfig(num_to_keep=2)"),
     (
-        {"checkpoint_config": CHECKPOINTS(checkpoint_score_attribute="loss")},
-        "CheckpointConfig(checkpoint_score_attribute='loss')",
-    ),
-    (
         {"checkpoint_config": CHECKPOINTS(checkpoint_frequency=2)},
         "CheckpointConfig(checkpoint_frequency=..., checkpoint_at_end=...) of a function",
     ),
@@ -432,6 +436,10 @@ def test_a_first_value_that_is_a_constant_is_that_of_all_trials(monkeypatch):
 
 
 REMEDIED: list[tuple[dict[str, Any], str]] = [
+    (
+        {"checkpoint_config": CHECKPOINTS(checkpoint_score_attribute="loss")},
+        "CheckpointConfig(checkpoint_score_attribute='loss', checkpoint_score_order='max') is not the min of loss",
+    ),
     ({"mode": None}, "the search has no metric or mode; write tune.TuneConfig"),
     (
         {"scheduler": PB2(hyperparam_bounds={"lr": [1, 2]})},
