@@ -24,7 +24,8 @@ from rubberband.executor.core.state import LaneState, State, TrialState, TrialSt
 from rubberband.executor.journal.inbox import DriverRequest, NewTrials
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.samplers import Configuration, Path, completed, configured, hashed, leaves, sample, trial_seed
-from rubberband.spec.search import MAX_TRIALS, Also, Search
+from rubberband.spec.scheduling import MAX_TRIALS
+from rubberband.spec.search import Also, Search
 from rubberband.spec.space import DOMAINS, Domain, SubSpace, canonical
 from rubberband.units import counted
 from rubberband.values.ranking import Limit

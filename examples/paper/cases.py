@@ -10,7 +10,7 @@ from functools import cache
 
 from rubberband.cloud.catalogue import catalogue
 from rubberband.planner import JobPlan, Objective, Problem, plan, predict
-from rubberband.spec.search import sha
+from rubberband.spec.schedulers import sha
 from rubberband.values.offer import Billing, Offer
 from rubberband.values.plan import Plan, Planned, PlanningConstraints, Policy, Stage, StagePlan
 from rubberband.values.profile import Profile

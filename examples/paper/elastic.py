@@ -35,7 +35,7 @@ from local_runs import table_1, table_2_runs
 from rows import Found, Statement, Table, listed, percent, show, verdict
 
 from rubberband.planner import Draws, least_instances, predict
-from rubberband.spec.search import sha
+from rubberband.spec.schedulers import sha
 from rubberband.values.offer import Billing, Offer, slots
 from rubberband.values.plan import Plan, Planned, Policy, Prediction, Stage, gang_sizes
 from rubberband.values.profile import Profile

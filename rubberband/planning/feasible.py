@@ -37,7 +37,8 @@ from rubberband.planning.remedies import (
 )
 from rubberband.planning.startup_history import StartTimes
 from rubberband.spec.experiment import Experiment
-from rubberband.spec.search import MAX_ASHA_TRIALS, MAX_TRIALS
+from rubberband.spec.schedulers import MAX_ASHA_TRIALS
+from rubberband.spec.scheduling import MAX_TRIALS
 from rubberband.units import counted, format_duration, format_usd, in_unit
 from rubberband.values.plan import Plan, Policy, Size, SizeKey, Spent
 from rubberband.values.profile import Profile

@@ -48,7 +48,8 @@ from rubberband.spec.profile_file import InlineProfile, load_profile
 from rubberband.spec.program import Program, check_env, check_program
 from rubberband.spec.resources import Resources
 from rubberband.spec.samplers import trial_seed
-from rubberband.spec.search import PROBE, Search
+from rubberband.spec.schedulers import PROBE
+from rubberband.spec.search import Search
 from rubberband.spec.space import constant_notes, to_words
 from rubberband.spec.stopping import check_stop
 from rubberband.units import counted, format_duration, nearest, shown

@@ -9,12 +9,17 @@ from rubberband.spec.fields import Words
 from rubberband.spec.samplers import SamplerType
 from rubberband.values.plan import SizeKey, Stage
 
+MAX_TRIALS = 1_000_000
+"""Most trials that an experiment may have."""
+
 
 class Scheduler(Words):
     """A scheduler: `brackets()` are its stages, each up to a SYNC, or one whose trials climb rungs (`Ladder`)."""
 
     label: ClassVar[str] = ""  # of its plan beside that of another scheduler
     sized_by: ClassVar[tuple[SizeKey | None, SizeKey | None]] = (None, None)  # keys: usually, and with a grid
+
+    most_trials: ClassVar[int] = MAX_TRIALS
 
     def other(self) -> tuple[str, tuple[Stage, ...]] | None:
         """Return the scheduler to show beside it, and the stages of the same trials under that; None: none."""

@@ -22,7 +22,7 @@ from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import InfeasibleError
 from rubberband.executor import Controller, Job, Noise, VirtualBackend, bill_usd, drive, paid_time
 from rubberband.executor.core.bill import PaidTime
-from rubberband.spec.search import sha
+from rubberband.spec.schedulers import sha
 from rubberband.values.offer import Offer
 from rubberband.values.profile import Profile
 from tests.builders.memory import MemoryJournal

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from rubberband.errors import InfeasibleError
 from rubberband.planner.exact.solver import Objective
-from rubberband.spec.search import hyperband, sha
+from rubberband.spec.schedulers import hyperband, sha
 from rubberband.values.plan import Planned, PlanningConstraints, Policy, Stage
 from rubberband.values.profile import Profile
 from tests.bench import bench_paper

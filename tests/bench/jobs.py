@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, replace
 
 from rubberband.errors import InfeasibleError
-from rubberband.spec.search import sha
+from rubberband.spec.schedulers import sha
 from rubberband.values.offer import Billing, Offer
 from rubberband.values.plan import PlanningConstraints, Policy, Stage
 from rubberband.values.profile import Profile

@@ -26,7 +26,7 @@ from ray.tune.schedulers.resource_changing_scheduler import DistributeResources
 from rubberband.cloud.local.provider import LocalProvider
 from rubberband.cloud.ray_head.ray_node import end_all
 from rubberband.executor import Connection, Job
-from rubberband.spec.search import Sha
+from rubberband.spec.schedulers import Sha
 from tests.bench.bench_ray_tune import planned
 
 _STORED = "iterations.txt"

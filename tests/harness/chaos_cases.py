@@ -14,7 +14,8 @@ from rubberband.executor import AttemptFaults, FailureKind, Job, TrialEnd, brack
 from rubberband.executor.core.job import Bracket
 from rubberband.executor.virtual.fleet import Messages
 from rubberband.planner.exact.model import predict
-from rubberband.spec.search import Search, asha, sha
+from rubberband.spec.schedulers import asha, sha
+from rubberband.spec.search import Search
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, Spot, slots
 from rubberband.values.plan import Market, Plan, Prediction, Stage, StagePlan, StagePrediction, gang_sizes
 from rubberband.values.profile import Profile

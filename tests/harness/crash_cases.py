@@ -13,7 +13,7 @@ from rubberband.cloud.aws.extras import side_costs
 from rubberband.executor import Job, TrialEnd, brackets_of
 from rubberband.planner.exact.model import predict
 from rubberband.spec.resources import Resources
-from rubberband.spec.search import asha
+from rubberband.spec.schedulers import asha
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Market, Plan, Prediction, Stage, StagePlan
 from rubberband.values.profile import Profile

@@ -11,7 +11,7 @@ from rubberband.planner.estimates import Estimate, estimate
 from rubberband.planner.exact.solver import Objective
 from rubberband.planner.problem import Problem
 from rubberband.planner.reserve import Reserve
-from rubberband.spec.search import asha, hyperband, sha
+from rubberband.spec.schedulers import asha, hyperband, sha
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import PlanningConstraints, Stage
 from rubberband.values.profile import Profile, Spread

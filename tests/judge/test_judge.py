@@ -9,7 +9,7 @@ import pytest
 
 from rubberband.executor import Job, brackets_of
 from rubberband.planner.exact.model import predict
-from rubberband.spec.search import sha
+from rubberband.spec.schedulers import sha
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile

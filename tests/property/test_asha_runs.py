@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rubberband.executor import Faults, Job, State, TrialStatus, VirtualBackend, bill_usd, jct_s
 from rubberband.planner.noise.asha_runs import SimulatedRuns
-from rubberband.spec.search import asha, sha
+from rubberband.spec.schedulers import asha, sha
 from rubberband.values.offer import slots
 from rubberband.values.plan import Plan, Prediction, StagePlan, StagePrediction, gang_sizes
 from tests.builders.asha_runs import reached, steady_run

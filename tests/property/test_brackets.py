@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rubberband.errors import InfeasibleError
 from rubberband.executor import Job, TrialStatus, bill_usd, brackets_of, jct_s, lane_bill_usd
 from rubberband.planner.exact.model import predict
-from rubberband.spec.search import hyperband
+from rubberband.spec.schedulers import hyperband
 from rubberband.values.offer import slots
 from rubberband.values.plan import Plan, PlanningConstraints, Prediction, StagePlan, gang_sizes
 from tests.builders.budget import examples

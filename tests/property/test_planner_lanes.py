@@ -13,7 +13,7 @@ from rubberband.planner.exact.model import predict
 from rubberband.planner.hyperband import sample_lanes
 from rubberband.planner.problem import Lane
 from rubberband.planner.reserve import Reserve
-from rubberband.spec.search import hyperband
+from rubberband.spec.schedulers import hyperband
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Planned, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile

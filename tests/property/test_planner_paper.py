@@ -13,7 +13,7 @@ from rubberband.errors import InfeasibleError
 from rubberband.planner.dag import simulate, simulate_job
 from rubberband.planner.exact.model import predict
 from rubberband.planner.search import greedy
-from rubberband.spec.search import hyperband, sha
+from rubberband.spec.schedulers import hyperband, sha
 from rubberband.values.offer import Offer
 from rubberband.values.plan import PlanningConstraints
 from rubberband.values.profile import Profile

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rubberband.errors import InfeasibleError
 from rubberband.planner.exact import solver
 from rubberband.planner.exact.model import predict
-from rubberband.spec.search import asha, sha
+from rubberband.spec.schedulers import asha, sha
 from rubberband.values.offer import Offer
 from rubberband.values.plan import PlanningConstraints, Stage
 from rubberband.values.profile import Profile

@@ -13,7 +13,7 @@ from rubberband.executor import Controller, Job, State, VirtualBackend, bill_usd
 from rubberband.executor.core.history import SearchEnd, TrialCut
 from rubberband.executor.virtual.backend import curves
 from rubberband.planner.exact.model import predict
-from rubberband.spec.search import asha, sha
+from rubberband.spec.schedulers import asha, sha
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.stopping import StopRules
 from tests.builders.brackets import divided

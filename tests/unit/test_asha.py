@@ -22,7 +22,7 @@ from rubberband.planner.problem import JobPlan, Problem
 from rubberband.planning.candidates import candidates
 from rubberband.planning.feasible import size
 from rubberband.spec.experiment import Experiment
-from rubberband.spec.search import asha, sha
+from rubberband.spec.schedulers import asha, sha
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile

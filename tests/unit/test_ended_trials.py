@@ -46,7 +46,7 @@ from rubberband.executor.result.restoring import restore_trial
 from rubberband.executor.training.check_findings import CheckOrder
 from rubberband.executor.training.checking import check
 from rubberband.planner.exact.model import predict
-from rubberband.spec.search import asha, sha
+from rubberband.spec.schedulers import asha, sha
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.views.experiment import trial_view

@@ -14,7 +14,8 @@ from rubberband.executor.core.state import State, TrialReport, TrialState
 from rubberband.executor.result.rows import trial_rows
 from rubberband.running.run import load_result, run_experiment
 from rubberband.spec.experiment import Experiment
-from rubberband.spec.search import Search, asha, sha
+from rubberband.spec.schedulers import asha, sha
+from rubberband.spec.search import Search
 from rubberband.values.plan import Plan, Stage
 from rubberband.values.ranking import Limit, Ranking
 from rubberband.views.formatting import ranked

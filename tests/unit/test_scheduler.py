@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from rubberband.errors import InputError
 from rubberband.spec.experiment import Experiment
-from rubberband.spec.search import Search, hyperband, sha
+from rubberband.spec.schedulers import hyperband, sha
+from rubberband.spec.search import Search
 from rubberband.values.plan import Stage, total_iterations
 from tests.builders.experiment_words import words
 

@@ -19,7 +19,7 @@ from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, size
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer
 from rubberband.running.run import RunOptions, run_experiment
 from rubberband.spec.experiment import Experiment
-from rubberband.spec.search import Sha
+from rubberband.spec.schedulers import Sha
 from rubberband.states import ExperimentState
 from rubberband.values.profile import Profile
 from rubberband.values.submission import Submission

@@ -19,7 +19,7 @@ from rubberband.planning.prices_and_quotas import answer
 from rubberband.running.first_file import TrialFindings, text_of
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import parse_experiment
-from rubberband.spec.search import asha, sha
+from rubberband.spec.schedulers import asha, sha
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import PlanningConstraints, Stage, repeating
 from rubberband.values.profile import Profile

@@ -33,7 +33,7 @@ from rubberband.executor.journal.journal import decode_job, encode_job
 from rubberband.planner.exact.model import predict
 from rubberband.planning.candidates import stop_notes
 from rubberband.spec.experiment import Experiment
-from rubberband.spec.search import asha, sha
+from rubberband.spec.schedulers import asha, sha
 from rubberband.units import duration
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.stopping import Median, NoImprovement, Patience, StopRules

@@ -14,7 +14,7 @@ from rubberband.running.first_file import NO_FOLDER
 from rubberband.running.programs.options import ProgramFindings, program_of
 from rubberband.spec.fields import word_error
 from rubberband.spec.loading import Dumper
-from rubberband.spec.search import SCHEDULERS
+from rubberband.spec.schedulers import SCHEDULERS
 from rubberband.spec.space import Domain
 from rubberband.values.command import PLACES, ProgramCommand, line_of
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rubberband.planner import USER_PLAN, Estimate, JobPlan, Lane, Option, Point, keeps, meets, varies
 from rubberband.planning.assumptions import Assumption
 from rubberband.planning.remedies import concessions, settings
-from rubberband.spec.search import SCHEDULERS
+from rubberband.spec.schedulers import SCHEDULERS
 from rubberband.units import counted, format_duration, format_usd, gpus_each
 from rubberband.values.offer import BillLine, Offer
 from rubberband.values.plan import Market, PlanningConstraints, Stage, StagePlan
