@@ -510,8 +510,8 @@ class Controller:
             for trial in set(stage.ranking) - set(promoted):
                 state.put(state.trials[trial], TrialStatus.STOPPED)
                 self._commands += attempts.let_go(state, state.trials[trial])
-            if self._end_by_rule():
-                return
+        if self._end_by_rule():
+            return
         self._go_to(lane, stage.stage + 1)
 
     def _go_to(self, lane: LaneState, stage: int) -> None:

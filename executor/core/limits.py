@@ -27,8 +27,8 @@ def can_go_on(state: State) -> bool:
     """
     if state.outcome == "cancelled" or state.stranded or (state.outcome == "failed" and failed_blameless(state)):
         return True
-    if state.ended_by is not None and state.ended_by.rule == "target":
-        return reaching(state, state.trials) is None
+    if state.ended_by is not None:  # trials that another rule of search.stop kept from their ends stay where they are
+        return state.ended_by.rule == "target" and reaching(state, state.trials) is None
     if state.outcome == "done" and any(trial.status is TrialStatus.QUEUED for trial in state.trials):
         return True  # trials were added after its end
     exhausted_usd = state.exhausted_usd

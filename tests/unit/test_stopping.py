@@ -28,7 +28,9 @@ from rubberband.executor import (
     summarise,
 )
 from rubberband.executor.core.history import SearchEnd, TrialCut
+from rubberband.executor.core.job import Bracket
 from rubberband.executor.core.limits import can_go_on
+from rubberband.executor.core.state import TrialStatus
 from rubberband.executor.journal.journal import decode_job, encode_job
 from rubberband.planner.exact.model import predict
 from rubberband.planning.candidates import stop_notes
@@ -382,3 +384,30 @@ def test_a_target_waits_for_a_report_whose_checkpoint_is_written() -> None:
     state = run_virtual(job, backend=backend)[0].state
     assert state.reason == "trial 0 reached the target: score=0.8 after 4 iterations (target 0.6)"
     assert state.trials[0].checkpoint_iterations == 4
+
+
+def test_the_last_sync_of_a_bracket_ends_the_search_before_the_next_bracket_begins() -> None:
+    """Otherwise instances of the next bracket would be paid for until its first report."""
+    stages = (Stage(trials=4, iterations=1), Stage(trials=2, iterations=1), Stage(trials=2, iterations=2))
+    job = job_of(*stages, stop=StopRules(no_improvement=NoImprovement(syncs=1)))
+    brackets = (
+        Bracket(bracket=0, first_stage=0, num_stages=2, first_trial=0, lane=0),
+        Bracket(bracket=1, first_stage=2, num_stages=1, first_trial=4, lane=0),
+    )
+    curves = {trial: [0.5, 0.5] for trial in range(6)}
+    state = run(replace(job, brackets=brackets), curves).state
+    assert state.reason == "no improvement since 1 SYNC"
+    assert state.stages[-1].stage == 1
+    assert state.now == state.stages[-1].ended_at
+
+
+@pytest.mark.parametrize(
+    "stages", [(Stage(trials=4, iterations=3), Stage(trials=2, iterations=3)), (asha(sha(9, 1, 9, 3), 3),)]
+)
+def test_a_search_that_another_rule_than_the_target_ended_is_not_resumed(stages: tuple[Stage, ...]) -> None:
+    """Trials that were under way are no trials that were added after the end."""
+    job = job_of(*stages, stop=StopRules(no_improvement=NoImprovement(time_s=0.5)))
+    state = run(job, {trial: [0.5] * 9 for trial in range(9)}).state
+    assert state.reason.startswith("no improvement for")
+    assert any(trial.status is TrialStatus.QUEUED for trial in state.trials)
+    assert not can_go_on(state)
