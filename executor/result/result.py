@@ -278,6 +278,8 @@ class StageResult:
     """Trials that share each GPU."""
     place: Place = "GPU"
     """Word for a GPU; slots share the CPUs of an instance without GPUs."""
+    added: bool = False
+    """Whether its bracket was added to the search: what is planned is what was planned then."""
 
     @property
     def name(self) -> str:
@@ -418,6 +420,8 @@ class Result:
     """Looks at the rest: how likely it improves the best, beside its cost. Those with too few reports are left out."""
     repeats: int = 1
     """Trials of each configuration, whose numbers follow each other."""
+    planned_head_usd: float = 0.0
+    """Planned cost of the head node where stages run side by side; else they have it, and this is 0."""
 
     @property
     def ranking(self) -> Ranking:
@@ -673,6 +677,7 @@ def summarise(state: State, setup: Mapping[str, Any], now: float) -> Result:
         planned_jct_s=job.prediction.jct_s,
         actual_jct_s=jct_s(state, as_of),
         planned_cost_usd=job.prediction.cost_usd,
+        planned_head_usd=job.prediction.cost_usd - math.fsum(stage.cost_usd for stage in job.prediction.stages),
         actual_cost_usd=bill_usd(state, as_of),
         deadline_s=job.deadline_s,
         max_cost_usd=job.max_cost_usd,
@@ -788,7 +793,7 @@ def _stage(state: State, index: int, at: float) -> StageResult:
     job = state.job
     predicted, stage, bracket = job.prediction.stages[index], job.stages[index], job.bracket_of(index)
     planned_instances = job.plan.stages[index].instances
-    if predicted.duration_s == 0.0:  # it was added, and planned then
+    if added := predicted.duration_s == 0.0:  # planned then
         predicted, planned_instances = state.predicted[index], state.plan.stages[index].instances
     record, lane = state.record_of(index), state.lanes[bracket.lane]
     actual_s = actual_cost_usd = None
@@ -821,6 +826,7 @@ def _stage(state: State, index: int, at: float) -> StageResult:
         bracket=bracket.bracket if job.is_divided else None,
         rung=index - bracket.first_stage,
         lane=bracket.lane,
+        added=added,
     )
 
 

@@ -383,6 +383,9 @@ def test_a_search_that_has_ended_is_extended_and_resumed(done: CommandLine) -> N
     assert report["actual_jct_s"] == pytest.approx(told["after"]["jct_s"])
     assert report["actual_cost_usd"] == pytest.approx(told["after"]["cost_usd"])
     assert [stage["planned_s"] > 0.0 for stage in report["stages"]] == [True] * 6
+    assert [stage["added"] for stage in report["stages"]] == [False] * 3 + [True] * 3
+    assert abs(report["planned_head_usd"]) < 1e-9
+    assert "  head " not in done("report", "added")
     assert "trials added" in {line["what"] for line in done.json("status", "added")["story"]}
 
 

@@ -222,7 +222,7 @@ def _planned(result: Result) -> Points:
         stages_usd = sum(cost_usd * min(1.0, max(0.0, share)) for cost_usd, share in shares)
         return stages_usd + head_usd * at_s / (result.planned_jct_s or 1.0)
 
-    head_usd = result.planned_cost_usd - sum(stage.planned_cost_usd for stage in result.stages)
+    head_usd = result.planned_head_usd
     ends_s = sorted({0.0, *(at_s for _, *span in spans for at_s in span)})
     return [(at_s, planned_usd(at_s)) for at_s in ends_s]
 

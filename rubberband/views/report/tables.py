@@ -256,6 +256,8 @@ def stages(result: Result) -> TextTable:
     if not several:
         times_s = math.fsum(stage.planned_s for stage in result.stages), math.fsum(one.actual_s or 0.0 for one in begun)
     planned_s, actual_s = map(duration, times_s)
+    if has_more := any(stage.added for stage in result.stages):  # the rows are more than was planned at the start
+        planned_usd = usd(result.planned_cost_usd, decimals)
     return TextTable(
         title="Stages, planned and actual",
         header=("stage", "trials", "iterations", "instances", f"{result.place}s/trial", *_FIGURES, "promoted"),
@@ -267,16 +269,18 @@ def stages(result: Result) -> TextTable:
             "Promoted of the last stage: trials that completed it.",
             *([f"Trials that reached each rung: {reached}."] if reached else []),
             *(["Stage 2.1: stage 1 of bracket 2. Brackets run side by side, or one after another."] if several else []),
+            *(["Brackets that were added are planned then; the total is the plan at the start."] if has_more else []),
         ),
     )
 
 
 def _heads_usd(result: Result) -> list[float]:
     """Return what the head node was planned to cost and costs, if no stage has it; else nothing."""
-    planned_usd = result.planned_cost_usd - sum(stage.planned_cost_usd for stage in result.stages)
-    if len({stage.bracket for stage in result.stages}) == 1 or abs(planned_usd) < 1e-9:
+    if len({stage.bracket for stage in result.stages}) == 1:
         return []
-    return [planned_usd, result.actual_cost_usd - sum(stage.actual_cost_usd or 0.0 for stage in result.stages)]
+    planned_usd = result.planned_head_usd
+    actual_usd = result.actual_cost_usd - sum(stage.actual_cost_usd or 0.0 for stage in result.stages)
+    return [planned_usd, actual_usd] if max(abs(planned_usd), abs(actual_usd)) > 1e-9 else []
 
 
 def decisions(result: Result) -> TextTable:
