@@ -162,7 +162,7 @@ class StageView(Answer):
     """Its number within its bracket."""
     lane: int
     """Brackets of one lane run one after another, lanes side by side."""
-    added: bool = False
+    added: bool
     """Whether its bracket was added to the search: what is planned is what was planned then."""
 
 

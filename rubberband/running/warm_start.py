@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rubberband.errors import InputError
@@ -20,6 +21,7 @@ from rubberband.spec.samplers import check_point
 from rubberband.spec.search import Search
 from rubberband.spec.space import Domain, canonical
 from rubberband.units import counted
+from rubberband.values.ranking import Merit
 
 _NAMED = 3
 """Values outside the space that are named; more are counted."""
@@ -30,6 +32,8 @@ class _Known:
     trial: int
     point: dict[str, Any]
     value: float
+    merit: Merit
+    """By the new search's limits."""
 
 
 def warm_started(experiment: Experiment, home: Path, announce: Callable[[str], None]) -> Experiment:
@@ -45,13 +49,15 @@ def warm_started(experiment: Experiment, home: Path, announce: Callable[[str], N
     for name in search.warm_start:
         found = _results_of(search, name, home, announce)
         if not search.sampler.learns:
-            found = sorted(found, key=lambda one: -one.value if search.mode == "max" else one.value)[:1]
+            found = sorted(found, key=lambda one: one.merit)[:1]
         taken = [one for one in found if canonical(one.point) not in known]
         known.update(canonical(one.point) for one in taken)
         points += [one.point for one in taken]
         rewards += [one.value for one in taken] if search.sampler.learns else []
-        what = f"{counted(len(taken), 'result')}" if search.sampler.learns else "its best configuration first"
-        announce(f"warm start: {what} of {name}")
+        what = f"{counted(len(taken), 'result')} of {name}"
+        if not search.sampler.learns:
+            what = f"the best configuration of {name} {'is trained first' if taken else 'is among the points already'}"
+        announce(f"warm start: {what}")
     if not search.sampler.learns:
         points = points[: search.num_trials]
     words = experiment.to_words()
@@ -75,11 +81,12 @@ def _results_of(search: Search, name: str, home: Path, announce: Callable[[str],
     _require_same_space(search.space, earlier.space, name)
     inside, outside = list[_Known](), list[str]()
     seen = _seen(result, search.results_needed)
-    for trial, configuration, value in seen:
+    for trial, configuration, metrics in seen:
         gone = {key for key in earlier.space if key not in search.space}  # constants
         point = {key: value for key, value in configuration.items() if key not in gone}
         try:
-            inside.append(_Known(trial=trial, point=check_point(search.space, point, complete=True), value=value))
+            checked, merit = check_point(search.space, point, complete=True), search.ranking.merit(metrics)
+            inside.append(_Known(trial=trial, point=checked, value=metrics[search.metric], merit=merit))
         except InputError as error:
             outside.append(f"trial {trial}: {error}")
     if not inside:
@@ -107,24 +114,30 @@ def _require_same_space(space: Mapping[str, Any], earlier: Mapping[str, Any], na
         )
 
 
-def _seen(result: Result, enough: int) -> list[tuple[int, Mapping[str, Any], float]]:
-    """Return trial, configuration and metric of those that trained long enough, all after as many iterations.
+def _seen(result: Result, enough: int) -> list[tuple[int, Mapping[str, Any], Mapping[str, float]]]:
+    """Return trial, configuration and metrics of those that trained long enough, all after as many iterations.
 
-    That is the largest number that `enough` trials have reached.
+    That is the largest number that `enough` configurations have reached. Repeats of one give their mean: those that
+    came as far.
     """
-    metric = result.metric
-    curves = {
-        trial.trial: {
-            iterations: metrics[metric] for _, iterations, metrics in trial.present_curve if metric in metrics
+    curves = dict[int, list[Mapping[int, Mapping[str, float]]]]()
+    for trial in result.trials:
+        curve = {
+            at: metrics for _, at, metrics in trial.present_curve if math.isfinite(metrics.get(result.metric, math.nan))
         }
-        for trial in result.trials
-    }
-    reached = sorted((max(curve) for curve in curves.values() if curve), reverse=True)
+        curves.setdefault(trial.trial // result.repeats * result.repeats, []).append(curve)
+    reached = sorted((max(map(max, filter(None, each))) for each in curves.values() if any(each)), reverse=True)
     if not reached:
         return []
     at = reached[min(enough, len(reached)) - 1]
     return [
-        (trial.trial, trial.configuration, curves[trial.trial][at])
-        for trial in result.trials
-        if at in curves[trial.trial] and math.isfinite(curves[trial.trial][at])
+        (first, result.trials[first].configuration, _mean([curve[at] for curve in each if at in curve]))
+        for first, each in curves.items()
+        if any(at in curve for curve in each)
     ]
+
+
+def _mean(reports: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+    """Return the means of the metrics that all of the reports have."""
+    common = set(reports[0]).intersection(*reports)
+    return {metric: fmean(report[metric] for report in reports) for metric in common}

@@ -238,6 +238,13 @@ class Search(Words):
         points, rewards = len(self.points_to_evaluate), len(self.evaluated_rewards)
         if self.warm_start and self.sampler.multi_objective:
             raise InputError("warm_start gives results of one metric, and the sampler is multi_objective; leave it out")
+        if self.warm_start and self.sampler.learns and self.limits:
+            raise InputError(
+                f"warm_start gives the {self.sampler.algorithm} sampler results of {self.metric} alone, and "
+                f"{self.limits[0].metric} has a limit; leave one of them out, or write sampler: {{type: random}}"
+            )
+        if len(set(self.warm_start)) < len(self.warm_start):
+            raise InputError("warm_start names an experiment twice; leave one out")
         if self.warm_start and self.sampler.learns and points and not rewards:
             raise InputError(
                 f"warm_start gives the {self.sampler.algorithm} sampler results, and points_to_evaluate have none; "

@@ -105,6 +105,11 @@ def test_configurations_outside_the_space_are_named_and_left_out(run: Any) -> No
             {"warm_start": ["monday"], "space": {**SPACE, "lr": {"type": "uniform", "lower": 5.0, "upper": 6.0}}},
             "monday gives nothing, as its 16 results are outside the space (trial 0: ",
         ),
+        ({"warm_start": ["monday", "monday"]}, "warm_start names an experiment twice; leave one out"),
+        (
+            {"warm_start": ["monday"], "sampler": TPE, "also": [{"metric": "latency", "at_most": 3}]},
+            "warm_start gives the tpe sampler results of loss alone, and latency has a limit",
+        ),
         (
             {"warm_start": ["monday"], "sampler": TPE, "points_to_evaluate": [{"lr": 0.01}]},
             "give evaluated_rewards too, or leave one of them out",
@@ -113,3 +118,34 @@ def test_configurations_outside_the_space_are_named_and_left_out(run: Any) -> No
 )
 def test_another_search_is_refused_in_one_line(run: Any, search: dict[str, Any], why: str) -> None:
     assert why in run.refused("tuesday", **search)
+
+
+@pytest.mark.parametrize("sampler", [{"type": "random", "seed": 9}, TPE])
+def test_the_repeats_of_an_earlier_configuration_are_one_result_their_mean(run: Any, sampler: Any) -> None:
+    lucky = run("lucky", repeats=2, scheduler={"type": "none", "num_samples": 3, "max_t": 2})
+    pairs = [lucky["trials"][number : number + 2] for number in (0, 2, 4)]
+    none = {"type": "none", "num_samples": 3, "max_t": 2}
+    found = run("tuesday", sampler=sampler, warm_start=["lucky"], scheduler=none)
+    means = [(one["metrics"]["loss"] + other["metrics"]["loss"]) / 2 for one, other in pairs]
+    search = header(run, "tuesday")["experiment"]["search"]
+    if sampler == TPE:
+        assert search["evaluated_rewards"] == pytest.approx(means)
+    else:
+        best = pairs[means.index(min(means))][0]["configuration"]
+        assert found["trials"][0]["configuration"] == best
+
+
+def test_the_best_of_an_earlier_search_keeps_the_limits_of_this_one() -> None:
+    from types import SimpleNamespace
+
+    from rubberband.running.warm_start import _seen
+    from rubberband.values.ranking import Limit, Ranking
+
+    def trial(number: int, loss: float, **more: float) -> Any:
+        curve = ((1.0, 1, {"loss": loss, **more}),)
+        return SimpleNamespace(trial=number, configuration={"x": number}, present_curve=curve)
+
+    trials = [trial(0, 0.1, latency=30.0), trial(1, 0.2, latency=10.0), trial(2, 0.05)]
+    ranking = Ranking(metric="loss", mode="min", limits=(Limit(metric="latency", at_most=20.0),))
+    seen = _seen(SimpleNamespace(metric="loss", repeats=1, trials=trials), 1)  # type: ignore[arg-type]
+    assert sorted(seen, key=lambda one: ranking.merit(one[2]))[0][0] == 1
