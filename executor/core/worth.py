@@ -61,6 +61,8 @@ def worth_of(state: State, now: float, expected: Forecast) -> RestWorth | None:
     job, best = state.job, best_trial(state)
     if best is None or not _is_ranked(job, now_best := repeats_of(state, best)):
         return None
+    if expected.jct_s <= state.elapsed_s(state.now):  # nothing that trains is known to be left, and so has no price
+        return None
     every = [repeats_of(state, trial) for trial in state.trials[:: job.repeats]]
     begun = [one for one in every if any(trial.reports or trial.status is TrialStatus.FAILED for trial in one)]
     ranked = [one for one in begun if not _is_short(one) and _is_ranked(job, one)]

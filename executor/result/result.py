@@ -804,7 +804,9 @@ def _stage(state: State, index: int, at: float) -> StageResult:
         actual_s = (at if record.ended_at is None else record.ended_at) - record.started_at
         until = at if last or record.ended_at is None else record.ended_at
         # The first stage's cost starts from nothing: an instance may be billed from the very instant of the start.
-        before_usd = _bill_usd(lane, record.started_at) if record is not lane.stages[0] else 0.0
+        # What was held between two stages, as while no driver ran, belongs to the later one.
+        earlier = lane.stages[next(at for at, one in enumerate(lane.stages) if one is record) - 1]
+        before_usd = _bill_usd(lane, earlier.ended_at or record.started_at) if record is not lane.stages[0] else 0.0
         actual_cost_usd = _bill_usd(lane, until) - before_usd
         promoted = job.promoted(record)
         promoted = tuple(sorted(promoted)) if index + 1 < bracket.end_stage else promoted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ import pytest
 from rubberband.executor import Event, RestPlanned, State, best_trial, summarise
 from rubberband.executor.core.bill import bill_usd
 from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import RestValued
+from rubberband.executor.core.events import DriverResumed, LiveInstance, RestValued
 from rubberband.executor.core.forecast import forecast
 from rubberband.executor.core.history import SearchEnd
+from rubberband.executor.core.worth import worth_of
 from rubberband.executor.journal.journal import decode_event, encode_event
 from rubberband.values.worth import RestWorth, likelihood
 from rubberband.views.live.narration import Narrator
@@ -191,3 +193,39 @@ def test_repeats_of_a_configuration_are_one_curve() -> None:
     once = looks(searched(falling).controller.state)
     twice = looks(searched(falling, repeats=2).controller.state)
     assert [(one.best, one.chances) for one in once] == [(one.best, one.chances) for one in twice]
+
+
+def test_what_was_held_while_no_driver_ran_is_in_the_bill_of_a_stage() -> None:
+    """It was killed between a SYNC and the next stage; the rows of the report add up to the bill."""
+    run = searched(falling)
+    controller = Controller(run.job)
+    for _, event in run.journal.events():
+        if isinstance(event, RestPlanned):
+            now = controller.state.now + 100.0
+            live = tuple(
+                LiveInstance(instance=one.instance, running_at=one.running_at)
+                for one in controller.state.instances.values()
+                if one.ended_at is None
+            )
+            controller.handle(DriverResumed(occurred_at=now, live=live, ended=()))
+            controller.handle(replace(event, occurred_at=now))
+            break
+        controller.handle(event)
+    result = summarise(controller.state, {"configurations": []}, controller.state.now + 1.0)
+    stages = [stage.actual_cost_usd for stage in result.stages if stage.actual_cost_usd is not None]
+    assert len(stages) == 2
+    assert sum(stages) == pytest.approx(result.actual_cost_usd)
+
+
+def test_a_rest_of_which_nothing_is_known_has_no_price_and_is_not_told() -> None:
+    """While the last repeat of a configuration is awaited, no trial is known to go on: `another 0.00 USD and 0s`."""
+    run = searched(falling)
+    controller = Controller(run.job)
+    for _, event in run.journal.events():
+        controller.handle(event)
+        if looks(controller.state):
+            break
+    state = controller.state
+    expected = forecast(state, state.now)
+    assert worth_of(state, state.now, expected) is not None
+    assert worth_of(state, state.now, replace(expected, jct_s=state.elapsed_s(state.now))) is None
