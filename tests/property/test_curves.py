@@ -96,6 +96,21 @@ def test_new_trials_beat_all_others_as_often_as_chance_has_it(new: int) -> None:
     assert found.chance(0.0) == pytest.approx(new / (begun + new), abs=0.04)
 
 
+def test_a_new_trial_may_be_as_bad_as_those_that_were_given_up() -> None:
+    curves = [Curve(iterations=range(1, 6), values=[at / 10.0] * 5) for at in range(8)]
+    found = rest_of(curves, [Chain(new=4, rounds=((4, 5),))], 0.7, ended=0.7, given_up=8)
+    assert found is not None
+    assert found.chance(0.0) == pytest.approx(4 / (8 + 8 + 4), abs=0.04)
+
+
+def test_the_further_a_noisy_curve_is_continued_the_less_is_left_of_its_level() -> None:
+    curves = [
+        Curve(iterations=range(1, 11), values=[0.5 - 0.05 * k + 0.02 * (-1) ** t for t in range(10)]) for k in range(4)
+    ]
+    gains = [rest(curves, [Chain(curves=(0,), rounds=((1, at),))], 0.48).quantile(0.5) for at in (20, 100, 1000)]
+    assert gains == sorted(gains, reverse=True)
+
+
 @pytest.mark.parametrize("at", [4, 10])
 def test_a_curve_that_still_rises_is_continued_and_a_flat_one_is_not(at: int) -> None:
     done = range(1, at + 1)

@@ -14,14 +14,18 @@ from rubberband.executor import (
     CheckpointRef,
     Controller,
     DriverRequest,
+    DriverResumed,
     Header,
     Job,
     LimitsExtended,
+    LiveInstance,
     Result,
     State,
+    Tick,
     TrialReported,
     VirtualBackend,
     best_trial,
+    bill_usd,
     drive,
     extension,
     limits_of,
@@ -38,14 +42,17 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.schedulers import asha, sha
 from rubberband.units import duration
 from rubberband.values.plan import Plan, Stage, StagePlan
+from rubberband.values.ranking import Limit
 from rubberband.values.stopping import Median, NoImprovement, Patience, StopRules
 from rubberband.views.report.tables import comparison, headlines
 from rubberband.views.story import sentence
 from tests.builders.jobs import JOB
 from tests.builders.memory import MemoryInbox, MemoryJournal
+from tests.builders.stories import begun
 from tests.builders.timed_requests import TimedInbox
 from tests.builders.virtual_runs import check, run_virtual
 from tests.harness.chaos_cases import asha_prediction
+from tests.unit.test_controller_checkpoints import lose
 
 
 def job_of(*stages: Stage, instances: int = 2, stop: StopRules) -> Job:
@@ -95,6 +102,77 @@ def test_a_trial_that_is_worse_than_the_median_of_the_averages_ends() -> None:
     job = job_of(Stage(trials=4, iterations=6), stop=StopRules(median=Median(after=2)))
     cuts = run(job, curves).state.history.of(TrialCut)
     assert {(cut.trial, cut.iterations) for cut in cuts} == {(3, 2)}
+
+
+def test_no_trial_ends_before_the_grace_period() -> None:
+    rules = {
+        "patience": StopRules(patience=Patience(iterations=2), grace_period=5),
+        "median": StopRules(median=Median(trials=1), grace_period=5),
+    }
+    for rule, stop in rules.items():
+        curves = {trial: [0.5 - 0.1 * trial] * 9 for trial in range(2)}
+        cuts = run(job_of(Stage(trials=2, iterations=9), stop=stop), curves).state.history.of(TrialCut)
+        assert {cut.iterations for cut in cuts} == {5}, rule
+
+
+def test_results_that_a_trial_has_lost_are_no_longer_in_the_median() -> None:
+    stop = StopRules(median=Median(trials=1))
+    job = job_of(Stage(trials=4, iterations=9), stop=stop)
+    story = begun(replace(job, max_failures=1))
+    story.report(0, 0.9)
+    lose(story, 0)
+    story.report(0, 0.1)
+    story.report(1, 0.4)  # the median of 0.1; with the lost 0.9, that of 0.5
+    assert not story.state.history.of(TrialCut)
+    story.report(2, 0.2)
+    assert [cut.trial for cut in story.state.history.of(TrialCut)] == [2]
+
+
+def test_a_search_ends_at_the_sync_since_which_nothing_has_improved() -> None:
+    stages = [Stage(trials=trials, iterations=1) for trials in (8, 4, 3, 2, 1)]
+    curves = {trial: [0.1 * trial, 0.1 * trial + 0.05, 0.1, 0.1, 0.1] for trial in range(8)}
+    for syncs in (1, 2):
+        state = run(job_of(*stages, stop=StopRules(no_improvement=NoImprovement(syncs=syncs))), curves).state
+        since = "1 SYNC" if syncs == 1 else "2 SYNCs"
+        assert (state.reason, len(state.stages)) == (f"no improvement since {since}", 2 + syncs)
+
+
+def test_money_without_an_improvement_counts_from_the_improvement() -> None:
+    curves = {0: [0.1, 0.2, 0.3, 0.4, 0.5, *[0.5] * 15]}
+    job, rule = job_of(Stage(trials=1, iterations=20), instances=1, stop=StopRules()), NoImprovement(cost_usd=0.02)
+    state = run(replace(job, stop=StopRules(no_improvement=rule)), curves).state
+    reports = state.trials[0].reports
+    bills = [bill_usd(state, report.reported_at) for report in reports]
+    assert state.reason.startswith("no improvement for 0.02")
+    assert bills[4] > 0.02, "the rule would have ended it before, from the start on"
+    assert bills[-1] - bills[4] >= 0.02 > bills[-2] - bills[4]
+
+
+def test_time_for_which_no_driver_ran_is_no_time_without_an_improvement() -> None:
+    job = job_of(Stage(trials=4, iterations=9), stop=StopRules(no_improvement=NoImprovement(time_s=50.0)))
+    story = begun(job)
+    story.report(0, 0.5)
+    story.at += 1000.0
+    live = tuple(LiveInstance(instance=one, running_at=101.0) for one in ("i-001", "i-002"))
+    story.tell(DriverResumed, live=live, ended=())
+    assert story.state.outcome is None
+    story.at += 40.0
+    story.tell(Tick)
+    assert story.state.outcome is None
+    story.at += 10.0
+    story.tell(Tick)
+    assert (story.state.outcome, story.state.ended_by is not None) == ("done", True)
+
+
+def test_an_infeasible_result_is_no_improvement() -> None:
+    job = job_of(Stage(trials=4, iterations=9), stop=StopRules(no_improvement=NoImprovement(time_s=50.0)))
+    story = begun(replace(job, limits=(Limit(metric="ms", at_most=20.0),)))
+    story.report(0, 0.5, ms=10.0)
+    story.at += 40.0
+    story.report(1, 0.9, ms=30.0)
+    story.at += 10.0
+    story.tell(Tick)
+    assert story.state.reason.startswith("no improvement for")
 
 
 @pytest.mark.parametrize("rungs", [True, False])

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from rubberband.executor import Event, RestPlanned, State, best_trial, summarise
+from rubberband.executor import Event, RestPlanned, State, TrialStatus, best_trial, summarise
 from rubberband.executor.core.bill import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import DriverResumed, LiveInstance, RestValued
 from rubberband.executor.core.forecast import forecast
 from rubberband.executor.core.history import SearchEnd
-from rubberband.executor.core.worth import worth_of
+from rubberband.executor.core.worth import results_of, worth_of
 from rubberband.executor.journal.journal import decode_event, encode_event
 from rubberband.values.worth import RestWorth, likelihood
 from rubberband.views.live.narration import Narrator
@@ -134,6 +135,32 @@ def test_the_rest_costs_what_is_forecast(name: str) -> None:
             assert worth.left_s == pytest.approx(expected.jct_s - state.elapsed_s(event.occurred_at), abs=0.01)
     assert seen
     assert [told for told, _ in seen] == pytest.approx([found for _, found in seen], abs=1e-6)
+
+
+def test_trials_that_were_trained_to_the_end_still_compete() -> None:
+    """A search whose best trial is done does not end worse, whatever becomes of the bracket under way."""
+    run, seen = searched(falling, scheduler={"type": "hyperband", "max_t": 9, "reduction_factor": 3}), 0
+    controller = Controller(run.job)
+    for _, event in run.journal.events():
+        controller.handle(event)
+        worth = event.worth if isinstance(event, (RestPlanned, RestValued)) else None
+        best = best_trial(controller.state)
+        if worth is not None and best is not None and best.status is TrialStatus.COMPLETED:
+            seen += 1
+            assert worth.worse == 0.0
+    assert seen
+
+
+def test_the_rest_is_looked_at_again_only_once_a_share_of_the_results_has_come() -> None:
+    scheduler = {"type": "asha", "num_samples": 64, "max_t": 9, "reduction_factor": 3}
+    run, looked_at = searched(falling, scheduler=scheduler), list[int]()
+    controller = Controller(run.job)
+    for _, event in run.journal.events():
+        controller.handle(event)
+        if isinstance(event, RestValued):
+            looked_at.append(results_of(controller.state))
+    assert len(looked_at) > 4
+    assert min(after - before for before, after in pairwise(looked_at)) >= 64 // 16
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
