@@ -136,6 +136,27 @@ def test_a_configuration_joins_the_current_stage_from_zero_and_is_ranked_with_th
     assert best is added
 
 
+def test_a_configuration_joins_the_bracket_whose_stage_ends_after_the_fewest_iterations() -> None:
+    given = {"x": 3.14159, "y": 2.275}
+    scheduler = {"type": "hyperband", "max_t": 9, "reduction_factor": 3}
+    run = Added(a_search(scheduler=scheduler)).drive(asked(1.0, configuration=given))
+    firsts = [run.job.iterations_by(bracket.first_stage) for bracket in run.job.all_brackets()]
+    assert firsts == [1, 3, 9]
+    (joined,) = run.state.history.of(TrialsJoined)
+    assert run.job.iterations_by(joined.stage) == 1
+
+
+def test_a_clone_from_the_end_of_a_rung_goes_on_to_the_next_one() -> None:
+    scheduler = {"type": "asha", "num_samples": 9, "max_t": 9, "reduction_factor": 3}
+    run = Added(a_search(scheduler=scheduler)).drive()
+    parent = next(trial for trial in run.state.trials if trial.checkpoint_iterations == run.job.rung_ends(0)[0])
+    first = run.state.lanes[0].rungs.counts()[0]
+    run.drive(asked(0.0, clone_of=parent.trial, configuration={"x": 3.14159, "y": 2.275}, from_checkpoint=True))
+    clone = run.state.trials[-1]
+    assert (clone.inherited, clone.rung > 0, clone.iterations > clone.inherited) == (parent.iterations, True, True)
+    assert run.state.lanes[0].rungs.counts()[0] == first + 1, "it has a result there"
+
+
 def test_parameters_that_are_left_out_are_drawn_and_no_sampler_draws_the_same() -> None:
     run = Added(a_search()).drive(asked(1.0, configuration={"x": 1.0}), asked(2.0, "a-2", count=1))
     *_, given, drawn = run.configurations()

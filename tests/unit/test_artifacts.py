@@ -68,6 +68,19 @@ def test_files_are_saved_as_they_come_and_the_latest_of_a_name_comes_last(
     assert ARTIFACTS not in os.environ
 
 
+def overwrites(config: dict[str, Any]) -> None:
+    for iteration in range(1, 4):
+        path = Path(os.environ[ARTIFACTS], "state.bin")
+        path.write_bytes(bytes([iteration]))  # the same file, of the same size
+        os.utime(path, ns=(iteration, iteration))
+        rubberband.report({"loss": 1.0}, checkpoint=iteration)
+
+
+def test_a_file_that_is_overwritten_by_as_many_bytes_is_saved_again(store: CheckpointStore) -> None:
+    items = train(overwrites, store)
+    assert [store.load(item.file) for item in items if isinstance(item, SegmentArtifact)] == [b"\1", b"\2", b"\3"]
+
+
 def fails(config: dict[str, Any]) -> None:
     Path(os.environ[ARTIFACTS], "below").mkdir()
     Path(os.environ[ARTIFACTS], "below", "trace.txt").write_text("why")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rubberband.errors import InputError
-from rubberband.executor import TrialStatus, best_trial, open_folder, rank, sampling
+from rubberband.executor import TrialStatus, TrialStopRequested, best_trial, open_folder, rank, sampling
 from rubberband.executor.core.ranking import standing
 from rubberband.executor.core.state import State, TrialReport, TrialState
 from rubberband.executor.result.rows import trial_rows
@@ -86,6 +86,18 @@ def test_a_configuration_with_a_failed_repeat_ranks_by_the_rest() -> None:
     assert best is not None
     assert best.trial == 1
     assert standing(story.state, best).note == ", mean 0.95 of 1 repeat"
+
+
+def test_a_repeat_that_the_user_stopped_does_not_win_beside_one_that_was_trained_to_the_end() -> None:
+    story = begun(TWICE)
+    spread_over(story, [0.9, 0.1, 0.6, 0.7])
+    story.tell(TrialStopRequested, request="s", trial=3)
+    story.report(2, 0.5)
+    assert story.state.outcome == "done"
+    best = best_trial(story.state)
+    assert best is not None
+    assert best.trial == 2
+    assert standing(story.state, best).note == ", mean 0.5 of 1 repeat"
 
 
 def climbing(repeats: int = 2) -> Story:

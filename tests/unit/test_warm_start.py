@@ -81,6 +81,13 @@ def test_other_samplers_train_the_best_configuration_first(run: Any) -> None:
     assert len(found["trials"]) == 16
 
 
+def test_a_configuration_of_two_earlier_experiments_counts_once(run: Any) -> None:
+    run("again")
+    run("tuesday", sampler=TPE, warm_start=["monday", "again"])
+    points = header(run, "tuesday")["experiment"]["search"]["points_to_evaluate"]
+    assert len(points) == len({json.dumps(point, sort_keys=True) for point in points}) == 16
+
+
 def test_configurations_outside_the_space_are_named_and_left_out(run: Any) -> None:
     narrow = {**SPACE, "width": {"type": "choice", "values": [64, 256]}}
     run.line("run", run.write("tuesday", space=narrow, sampler=TPE, warm_start=["monday"]))
