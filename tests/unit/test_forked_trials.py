@@ -11,6 +11,7 @@ from rubberband.executor import (
     DiscardCheckpoint,
     DriverResumed,
     Fork,
+    Job,
     LiveInstance,
     Result,
     StartTrial,
@@ -47,9 +48,9 @@ def fork(story: Story, trial: int, parent: int, iterations: int = 3, lr: float =
     )
 
 
-def three_paused() -> Story:
+def three_paused(job: Job = FORKED) -> Story:
     """Three trials have done the first stage, and one of the four has not begun its last iteration."""
-    story = begun(FORKED)
+    story = begun(job)
     for trial in (0, 1, 2):
         for iterations in (1, 2, 3):
             story.report(trial, trial + iterations / 10)
@@ -78,6 +79,20 @@ def test_a_checkpoint_is_deleted_when_no_trial_refers_to_it_any_more() -> None:
     assert story.report(0, 0.4) == [DiscardCheckpoint(checkpoint=checkpoint(2, 2))]
     assert story.report(2, 2.5) == []
     assert story.report(0, 0.5) == [DiscardCheckpoint(checkpoint=checkpoint(2, 3))]
+
+
+def test_its_best_iteration_is_one_of_its_present_configuration() -> None:
+    story = three_paused(dataclasses.replace(FORKED, keep_best=True))
+    orders = fork(story, 0, 2)
+    assert [order.checkpoint for order in orders if isinstance(order, DiscardCheckpoint)] == [
+        checkpoint(0, 3),
+        checkpoint(0, 2),
+    ]
+    trial = story.state.trials[0]
+    assert trial.best is None
+    story.report(3, 3.3)
+    story.report(0, 0.1)
+    assert (trial.best, trial.best_iterations) == (checkpoint(0, 4), 4)
 
 
 def test_a_lost_checkpoint_that_two_trials_have_takes_both_back() -> None:

@@ -33,6 +33,7 @@ from rubberband.values.profile import Profile, until_end
 from rubberband.views.report.tables import paid_time as paid_table
 from rubberband.views.story import story
 from tests.builders.jobs import JOB
+from tests.builders.populations import job_of, population, run
 from tests.builders.results import configurations
 from tests.builders.stories import begun, kinds
 from tests.builders.virtual_runs import jct_s, run_virtual
@@ -156,6 +157,42 @@ def test_gpus_that_others_are_about_to_leave_are_waited_for_where_time_decides()
     assert (wider.gpus, jct_s(with_it)) == (4, jct_s(without) - 200.0)
     capped = dataclasses.replace(job, max_cost_usd=bill_usd(with_it, with_it.now) - 0.05)
     assert bill_usd(run_both(capped)[1], 1e9) <= capped.max_cost_usd  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("max_cost_usd", [2.35, 2.45, 2.6, 2.7])
+def test_no_wider_gang_takes_the_money_that_is_reserved_to_stop_with(max_cost_usd: float) -> None:
+    job = a_job([(5, 4)], [(4, 1)], objective="min_time", max_gpus_per_trial=4, replan=True, resize_in_stage=True)
+    capped = dataclasses.replace(job, release_margin_s=30.0, max_cost_usd=max_cost_usd)
+    assert run_virtual(capped)[0].state.outcome == "done"
+
+
+class SlowTrial(Faults):
+    """The last trial takes twice as long as the others."""
+
+    def iteration(self, trial: int, iterations: int) -> float:
+        return 2.0 if trial == 4 else 1.0
+
+
+def test_a_slow_trial_is_slow_in_a_wider_gang_too() -> None:
+    profile = dataclasses.replace(PROFILE, trial_cv=0.5)
+    job = a_job([(5, 4)], [(1, 1)], WIDE, max_gpus_per_trial=4, replan=True, profile=profile)
+    without, with_it = run_both(job, SlowTrial())
+    (wider,) = with_it.history.of(Regrouped)
+    assert wider.left_s == pytest.approx(2.0 * 3 * 100.0)
+    assert wider.saved_s == pytest.approx(2.0 * 3 * (100.0 - 30.0) - 10.0)
+    assert jct_s(with_it) == pytest.approx(jct_s(without) - wider.saved_s)
+
+
+def test_a_population_keeps_the_instances_of_trials_that_will_be_replaced() -> None:
+    resources = {"instance_type": "p3.2xlarge", "max_instances": 8, "gpus_per_trial": {"min": 1, "max": 1}}
+    experiment = population({**resources, "init_delay": "60s"})
+    job = job_of(experiment)
+    plan = Plan(stages=(StagePlan(instances=8, gpus_per_trial=1),) * len(job.stages))
+    prediction = predict(job.stages, plan, job.profile, job.offer)
+    job = dataclasses.replace(job, plan=plan, prediction=prediction, replan=False, resize_in_stage=True)
+    state = run(experiment, Faults(ends={0: TrialEnd(iterations=1)}), job=job)[0].state
+    assert len(state.instances) == 8, "none is bought again"
+    assert jct_s(state) <= prediction.jct_s
 
 
 def test_a_trial_moves_so_that_its_instance_can_be_given_back() -> None:

@@ -16,6 +16,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from rubberband.commands.local_experiment import local_experiment
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import change_labels, open_folder
+from rubberband.mcp import place
 from rubberband.mcp.caps import TAG, AgentCaps, Bill
 from rubberband.mcp.server import make_server
 from rubberband.mcp.tools import Tools
@@ -193,6 +194,21 @@ def test_no_order_of_starts_and_ends_spends_more_than_the_month_allows(asked: li
     assert sum(each.month_usd(time.time()) for each in bills) <= 20.0 + 1e-6
 
 
+def test_an_archived_experiment_of_a_service_counts_in_the_month(monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = {"cost_usd": 9.5, "month_cost_usd": 9.5, "month_at": month_begin(time.time()), "max_cost_usd": 10.0}
+
+    class Archive:
+        def experiments(self, *, tags: list[str], archived: bool) -> list[Any]:
+            view = {"name": "old", "provider": "local", "state": "done", "summary": summary}
+            return [view] if archived and tags == [TAG] else []
+
+    monkeypatch.setattr(place, "Client", lambda server: Archive())
+    caps = AgentCaps(AgentPolicy(max_usd_per_month=10.0), Path("policy.yaml"))
+    experiment = Experiment(**{**FILE, "resources": {**FILE["resources"], "provider": "local"}})  # type: ignore[dict-item]
+    with pytest.raises(InputError, match=r"9\.50 USD of 10\.00 USD are spent or may be, and this asks for 1\.00 USD"):
+        caps.require_start(experiment, asks_service=True, bills=place.Service("http://service").bills())
+
+
 def test_without_a_max_cost_nothing_starts_below_a_cap(home: Path) -> None:
     (home / "policy.yaml").write_text("agents: {max_usd_per_run: 5}")
     line = "constraints.max_cost: missing, and agents have a cap; write at most 5.00 USD"
@@ -263,8 +279,6 @@ def test_an_agent_adds_trials_after_the_end_within_its_cap(home: Path) -> None:
 
 
 def test_tools_and_their_processes_have_no_token(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rubberband.mcp import place
-
     monkeypatch.setenv("RUBBERBAND_TOKEN", "hidden-token")
     assert "hidden-token" not in "".join(place._environment().values())
     schema = str(anyio.run(make_server(Tools(home, None, Path.cwd())).list_tools))

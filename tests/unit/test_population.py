@@ -37,6 +37,22 @@ from tests.builders.populations import explorer, forks, job_of, population, rand
 from tests.builders.virtual_runs import jct_s, run_until_killed
 
 
+def test_each_exchange_draws_anew() -> None:
+    """With every parameter drawn anew, no two trials, and no two generations, have the same numbers."""
+    journal = MemoryJournal()
+    run(population(resample=1.0, generations=5), journal=journal)
+    rates = [event.configuration["lr"] for event in forks(journal)]
+    assert len(rates) == len(set(rates)) == 4 * 2
+
+
+def test_each_of_the_best_ones_is_taken_over() -> None:
+    journal = MemoryJournal()
+    controller, _, _ = run(population(generations=9), journal=journal)
+    at = [record for record in controller.state.stages[:-1] for _ in range(2)]
+    places = [record.ranking.index(event.parent) for event, record in zip(forks(journal), at, strict=True)]
+    assert set(places) == {0, 1}
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_it_takes_and_costs_what_was_planned(seed: int) -> None:
     experiment = random_population(Random(seed))
