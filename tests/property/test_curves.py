@@ -121,6 +121,23 @@ def test_a_curve_that_still_rises_is_continued_and_a_flat_one_is_not(at: int) ->
     assert rest(flat, chain, 0.9).chance(0.001) == 0.0
 
 
+def test_only_the_best_of_a_round_go_on() -> None:
+    """The trial that rises would be the best at the end, and is left behind by the flat one before."""
+    done = range(1, 11)
+    curves = [
+        Curve(iterations=done, values=values) for values in ([0.9] * 10, [1.1 - 2.5 / t for t in done], [0.1] * 10)
+    ]
+    all_the_way = rest(curves, [Chain(curves=(0, 1, 2), rounds=((3, 10), (3, 100)))], 0.9)
+    halved = rest(curves, [Chain(curves=(0, 1, 2), rounds=((3, 10), (1, 100)))], 0.9)
+    assert all_the_way.chance(0.01) > 0.5
+    assert halved.chance(0.01) < 0.1
+
+
+def test_a_curve_that_falls_goes_on_falling() -> None:
+    curves = [Curve(iterations=range(1, 11), values=[1.0 - 0.05 * t - 0.01 * k for t in range(10)]) for k in range(4)]
+    assert rest(curves, [Chain(curves=(0,), rounds=((1, 40),))], 0.55).worse > 0.9
+
+
 def test_too_few_reports_or_curves_say_nothing() -> None:
     long = [Curve(iterations=range(1, 9), values=[0.1 * t for t in range(8)]) for _ in range(LEAST_CURVES)]
     short = Curve(iterations=range(1, LEAST_REPORTS), values=[0.1] * (LEAST_REPORTS - 1))

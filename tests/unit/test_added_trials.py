@@ -108,6 +108,20 @@ def test_trials_by_number_are_those_of_a_search_of_that_size(sampler: str) -> No
     )
 
 
+def test_seeds_of_trials_by_number_are_those_of_a_search_of_that_size() -> None:
+    few, many = a_search(), a_search(scheduler=SHA | {"num_samples": 16})
+    seeds = sampling.Seeds(few.trial_seeds(), few.to_words())
+    assert [seeds[number] for number in range(16)] == list(many.trial_seeds())
+
+
+def test_a_search_with_more_trials_has_at_most_as_many_as_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "MAX_TRIALS", 12)
+    run = Added(a_search())
+    assert len(run.preview(1.0, count=3).trials) == 3
+    with pytest.raises(InputError, match="a search has at most 12 trials; add fewer"):
+        run.preview(1.0, count=4)
+
+
 def test_trials_by_number_join_the_first_stage_and_the_later_ones_train_more() -> None:
     run = Added(a_search()).drive(asked(1.0, count=18))
     assert stages(run.state) == [(27, 1), (9, 3), (3, 5)]

@@ -18,12 +18,14 @@ from rubberband.executor import (
     TrialForked,
     TrialStatus,
     best_trial,
+    sampling,
     summarise,
 )
 from rubberband.executor.core.events import CheckpointLost
 from rubberband.executor.run.callbacks import ReportInfo
 from rubberband.executor.run.trackers import _Configurations
 from rubberband.planner.exact.model import predict
+from rubberband.spec.search import Search
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.views.charts.learning import learning_curves
 from rubberband.views.report.tables import best_lines, exchanges, schedule
@@ -79,6 +81,24 @@ def test_a_checkpoint_is_deleted_when_no_trial_refers_to_it_any_more() -> None:
     assert story.report(0, 0.4) == [DiscardCheckpoint(checkpoint=checkpoint(2, 2))]
     assert story.report(2, 2.5) == []
     assert story.report(0, 0.5) == [DiscardCheckpoint(checkpoint=checkpoint(2, 3))]
+
+
+def test_a_sampler_learns_nothing_of_a_configuration_from_iterations_of_another_one() -> None:
+    search = Search.model_validate(
+        {
+            "space": {"lr": {"type": "uniform", "lower": 0, "upper": 1}},
+            "scheduler": {"type": "sha", "num_samples": 4, "max_t": 6},
+            "sampler": {"type": "optuna"},
+            "metric": "score",
+            "mode": "max",
+        }
+    )
+    story = three_paused()
+    fork(story, 0, 2)
+    drawn = sampling.configurations(story.state, SETUP)
+    iterations, known = sampling.known_results(search, story.state, drawn, enough=3)
+    assert iterations == 3
+    assert [entry.configuration for entry in known if entry.values is not None] == SETUP["configurations"][1:3]
 
 
 def test_its_best_iteration_is_one_of_its_present_configuration() -> None:

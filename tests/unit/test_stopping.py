@@ -115,6 +115,15 @@ def test_no_trial_ends_before_the_grace_period() -> None:
         assert {cut.iterations for cut in cuts} == {5}, rule
 
 
+def test_a_trial_ends_with_an_iteration_that_a_checkpoint_holds() -> None:
+    job = job_of(Stage(trials=2, iterations=9), stop=StopRules(patience=Patience(iterations=1)))
+    backend = VirtualBackend(
+        job.name, job.offer, job.profile, metric=job.metric, metric_of=lambda *_: 0.5, checkpoint_every=3
+    )
+    state = run_virtual(job, backend=backend)[0].state
+    assert [(cut.trial, cut.iterations) for cut in state.history.of(TrialCut)] == [(0, 3), (1, 3)]
+
+
 def test_results_that_a_trial_has_lost_are_no_longer_in_the_median() -> None:
     stop = StopRules(median=Median(trials=1))
     job = job_of(Stage(trials=4, iterations=9), stop=stop)
@@ -126,6 +135,17 @@ def test_results_that_a_trial_has_lost_are_no_longer_in_the_median() -> None:
     assert not story.state.history.of(TrialCut)
     story.report(2, 0.2)
     assert [cut.trial for cut in story.state.history.of(TrialCut)] == [2]
+
+
+def test_the_best_trial_is_none_of_those_without_an_improvement() -> None:
+    story = begun(
+        job_of(asha((Stage(trials=9, iterations=1),), 2), stop=StopRules(no_improvement=NoImprovement(trials=2)))
+    )
+    for trial, score in enumerate((0.5, 0.9, 0.4)):
+        story.report(trial, score)
+    assert story.state.ended_by is None
+    story.report(3, 0.4)
+    assert story.state.reason == "no improvement by 2 trials in a row"
 
 
 def test_a_search_ends_at_the_sync_since_which_nothing_has_improved() -> None:
