@@ -149,6 +149,11 @@ def extension(
         _require_future(extended)
     elif why := why_not(state):
         raise InputError(why)
+    elif (found := reaching(extended, state.trials)) is not None:
+        value = f"trial {found.trial} has {job.metric}={found.metric(job.metric):.6g}"
+        raise InputError(
+            f"target: {job.stop.target:g} is reached already ({value}), so no trial would be trained; give a harder one"
+        )
     if deadline_s is not None and state.course != "new" and deadline_s <= now - state.started_at:
         ago = format_duration(round(now - state.started_at - deadline_s, 1))
         raise InputError(f"deadline: that would have been {ago} ago; give a later one")

@@ -281,7 +281,8 @@ def _change(
             print(in_unit(line, unit), file=sys.stderr)
         if not dry_run and (yes or typer.confirm("Apply it?", err=True)):
             found = experiment.extension(deadline, max_cost_usd, target, trials, granted=True)
-            later = f"; `rubberband resume {name}` trains them" if trials and view["state"] not in ACTIVE else ""
+            does = "trains them" if trials else "continues it"
+            later = f"; `rubberband resume {name}` {does}" if view["state"] not in ACTIVE else ""
             print(f"applied{later}", file=sys.stderr)
     if output is TextFormat.json:
         print_json({"schema": "rubberband.extension/1", **found})

@@ -47,6 +47,9 @@ class LocalExperiment:
         follower.refresh(live=busy)
         header = follower.header
         outcome, reason = outcome_of(follower.controller)
+        if outcome is ExperimentState.DONE and not busy and follower.goes_on():
+            waits = f"it was extended since; `rubberband resume {header.name}` continues it"
+            reason = f"{reason}; {waits}" if reason else waits
         return Submission(
             name=header.name,
             state=outcome or (ExperimentState.RUNNING if busy else ExperimentState.INTERRUPTED),

@@ -410,8 +410,11 @@ def test_a_search_that_has_ended_is_extended_and_resumed(done: CommandLine) -> N
     assert len(told["trials"]) == 9
     done("extend", "added", "--num-samples", "18", "--yes")
     assert done.err.endswith("applied; `rubberband resume added` trains them\n")
+    waits = "it was extended since; `rubberband resume added` continues it"
+    assert done("status", "added").startswith(f"added: done ({waits})\n")
     assert "the search already has 18" in done.refused("extend", "added", "--num-samples", "18")
     out = done("resume", "added")
+    assert done("status", "added").startswith("added: done\n")
     assert "trials 9 to 17 added, drawn by the random sampler" in out
     report = done.json("report", "added")
     assert len(report["trials"]) == 18
@@ -453,6 +456,7 @@ REFUSED: Sequence[tuple[str, str]] = [
     ("extend added --num-samples 5", "the search already has 9"),
     ("extend added --num-samples +900", "which exceeds max_cost=20.00 USD"),
     ("extend added --deadline 4h", "it is over"),
+    ("extend added --num-samples +1 --target 1e9", "target: 1e+09 is reached already (trial "),
 ]
 
 
