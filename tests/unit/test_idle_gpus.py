@@ -9,6 +9,8 @@ import pytest
 
 import rubberband
 from rubberband.executor import (
+    Controller,
+    DriverRequest,
     Faults,
     GivenBack,
     InstanceInterrupted,
@@ -21,7 +23,9 @@ from rubberband.executor import (
     TrialEnd,
     TrialEnded,
     TrialStarted,
+    VirtualBackend,
     bill_usd,
+    drive,
     paid_time,
     summarise,
 )
@@ -33,9 +37,11 @@ from rubberband.values.profile import Profile, until_end
 from rubberband.views.report.tables import paid_time as paid_table
 from rubberband.views.story import story
 from tests.builders.jobs import JOB
+from tests.builders.memory import MemoryJournal
 from tests.builders.populations import job_of, population, run
 from tests.builders.results import configurations
 from tests.builders.stories import begun, kinds
+from tests.builders.timed_requests import TimedInbox
 from tests.builders.virtual_runs import jct_s, run_virtual
 
 PROFILE = Profile(seconds_per_iteration={1: 100.0, 2: 55.0, 4: 30.0}, trial_startup_s=10.0)
@@ -116,6 +122,20 @@ def test_instances_of_the_next_stage_are_kept_unless_it_is_surely_cheaper_to_buy
     assert [one.instances for one in again.history.of(GivenBack)] == [("i-003",)]
     deadline = dataclasses.replace(slow, deadline_s=slow.prediction.jct_s + 100.0)
     assert not run_both(deadline)[1].history.of(GivenBack)  # there is no room for three starts
+
+
+def test_instances_that_may_not_be_had_again_are_kept() -> None:
+    """Under an instance cap another experiment may have got them, and on spot nobody may have any."""
+    slow = a_job([(5, 40), (3, 1)], [(3, 1), (3, 1)], resize_in_stage=True)
+    backend = VirtualBackend(slow.name, slow.offer, slow.profile, metric=slow.metric)
+    controller = Controller(slow)
+    cap = DriverRequest(id="l-1", kind="limit", asked_at=100.0, max_instances=3)
+    drive(controller, backend, MemoryJournal(), requests=TimedInbox(backend.now, cap))
+    assert controller.state.instance_cap == 3
+    assert not controller.state.history.of(GivenBack)
+    offer = dataclasses.replace(OFFER, spot=Spot(price_usd_per_hour=3.6, interruptions_per_hour=0.0))
+    spot = Plan(stages=tuple(dataclasses.replace(one, market="spot") for one in slow.plan.stages))
+    assert not run_virtual(dataclasses.replace(slow, offer=offer, plan=spot))[0].state.history.of(GivenBack)
 
 
 WIDE = dataclasses.replace(OFFER, gpus=4, max_instances=2)

@@ -194,6 +194,11 @@ def test_no_order_of_starts_and_ends_spends_more_than_the_month_allows(asked: li
     assert sum(each.month_usd(time.time()) for each in bills) <= 20.0 + 1e-6
 
 
+def test_a_running_experiment_without_a_max_cost_counts_in_the_month_with_its_forecast() -> None:
+    runs = bill("a", "running", cost_usd=2.0, month_cost_usd=2.0, forecast_cost_usd=9.0)
+    assert runs.month_usd(time.time()) == 9.0
+
+
 def test_an_archived_experiment_of_a_service_counts_in_the_month(monkeypatch: pytest.MonkeyPatch) -> None:
     summary = {"cost_usd": 9.5, "month_cost_usd": 9.5, "month_at": month_begin(time.time()), "max_cost_usd": 10.0}
 
