@@ -100,7 +100,9 @@ class World:
     @contextmanager
     def _opened(self, name: str) -> Iterator[Any]:
         limits = Limits()
-        yield SimpleNamespace(resumed=lambda: self._expected(name), limits_in_force=limits, has_taken=lambda _: False)
+        yield SimpleNamespace(
+            resumed=lambda: self._expected(name), limits_in_force=limits, num_trials=0, has_taken=lambda _: False
+        )
 
     def _expected(self, name: str) -> Forecast:
         truth = self.truths[name]

@@ -236,7 +236,9 @@ def random_case(source: Random, family: Family | None = None, *, replan: bool | 
         limits=(Limit(metric="latency", at_most=20.0),) if repeats > 1 else (),
     )
     weather = source.choices(list(WEATHERS), weights=[1, 2, 5, 2])[0]
-    own = Random(f"{source.getstate()[1][:3]}")  # what follows is drawn as it was before there was this
+    state = source.getstate()
+    # Drawn apart, so that all before is as it was without it.
+    own = Random(f"{state[1][:3] if isinstance(state, tuple) else state}")
     job = replace(job, resize_in_stage=own.random() < 0.7)
     return Case(job=job, weather=weather, family=family)
 

@@ -161,7 +161,9 @@ def doors(app: FastAPI) -> list[Door]:
         scopes = {scope for scope in SCOPES if hasattr(route, "dependant") and _needs(route.dependant, scope)}
         assert len(scopes) <= 1, f"{route.path} declares {scopes}"
         for method in sorted(route.methods or ()):
-            found.append(Door(method=method, path=str(route.path), scope=next(iter(scopes), None)))
+            found.append(
+                Door(method=method, path=str(route.path).replace(":path}", "}"), scope=next(iter(scopes), None))
+            )
     return found
 
 

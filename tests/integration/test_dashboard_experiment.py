@@ -79,7 +79,7 @@ def test_the_page_follows_a_journal_that_grows(browser: Any, home: Home, run: Re
         page.wait_for_function(f"() => {chart('curves')}.data.at(-1).name.startsWith('winner')")
         assert page.evaluate(f"{chart('curves')}.kept"), "charts are changed in place"
         assert "bill" in page.evaluate(f"{chart('curves')}.layout.xaxis.title.text")
-        assert page.locator("[data-dialog]").all_inner_texts() == ["Delete"], "nothing is left to cancel"
+        assert page.locator("[data-dialog]").all_inner_texts() == ["Delete", "Add trials"], "nothing is left to cancel"
         assert page.get_by_role("link", name="Report", exact=True).get_attribute("href") == "/experiments/grown/report"
         visit.shot("experiment-done")
 

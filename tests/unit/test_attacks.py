@@ -47,7 +47,7 @@ def routes(service: FakeService) -> Iterator[tuple[str, str]]:
     """Method and path of all routes."""
     for route in service.client.app.routes:
         if isinstance(route, APIRoute):
-            yield from ((method, route.path) for method in sorted(route.methods))
+            yield from ((method, route.path.replace(":path}", "}")) for method in sorted(route.methods))
 
 
 def attacked(service: FakeService) -> list[tuple[str, str]]:

@@ -76,7 +76,7 @@ def test_a_stage_that_is_planned_on_demand_keeps_what_was_bought_instead_of_spot
         if state.stages and state.lanes[0].chosen.market == "on_demand" and state.phase is Phase.TRAINING:
             kept.append(sum(cohort.instances for cohort in held(state.lanes[0], state.now)))
 
-    job = dataclasses.replace(JOB, plan=Plan(stages=(first, wider)))
+    job = dataclasses.replace(JOB, plan=Plan(stages=(first, wider)), resize_in_stage=False)
     controller, _, _ = run_virtual(job, Dry(), observers=[observe])
     assert controller.state.outcome == "done"
     bought = [record.instead_of_spot for record in controller.state.instances.values() if record.market == "on_demand"]

@@ -36,11 +36,11 @@ EXAMPLES = {
 }
 """Example -> what it trains, its trials and the most iterations of one; all with --smoke-test, as Ray Tune trains."""
 REFUSED = {
-    "pbt_example": "CheckpointConfig(checkpoint_score_attribute='mean_accuracy') has no counterpart",
-    "pbt_function": "CheckpointConfig(checkpoint_score_attribute='mean_accuracy') has no counterpart",
+    "pbt_example": "CheckpointConfig(num_to_keep=4) has no counterpart",
+    "pbt_function": "CheckpointConfig(num_to_keep=2) has no counterpart",
     "pb2_example": "PB2 has no counterpart; use PopulationBasedTraining",
 }
-"""Example -> its line. Without two words of CheckpointConfig, those of population based training run."""
+"""Example -> its line. Without num_to_keep, those of population based training run."""
 POPULATIONS = ("pbt_example", "pbt_function")
 LOCAL = {"provider": "local", "gpus_per_instance": 1, "price_per_hour": 3.06, "max_instances": 2}
 LIMITS = {"deadline": "20m", "max_cost": 20}
@@ -94,11 +94,9 @@ def test_an_example_with_a_word_that_has_no_counterpart_is_refused_in_one_line(e
 
 
 @pytest.mark.parametrize("example", POPULATIONS)
-def test_an_example_of_population_based_training_is_accepted_without_those_words(example, monkeypatch):
+def test_an_example_of_population_based_training_is_accepted_without_that_word(example, monkeypatch):
     config = tune.CheckpointConfig
-    monkeypatch.setattr(
-        tune, "CheckpointConfig", lambda checkpoint_score_attribute, num_to_keep, **words: config(**words)
-    )
+    monkeypatch.setattr(tune, "CheckpointConfig", lambda num_to_keep, **words: config(**words))
     assert run_accepted(example, monkeypatch) == 8
 
 

@@ -222,7 +222,7 @@ def test_repeats_of_a_configuration_are_one_curve() -> None:
     assert [(one.best, one.chances) for one in once] == [(one.best, one.chances) for one in twice]
 
 
-def test_what_was_held_while_no_driver_ran_is_in_the_bill_of_a_stage() -> None:
+def test_the_bill_of_a_stage_has_instances_that_were_held_while_no_driver_ran() -> None:
     """It was killed between a SYNC and the next stage; the rows of the report add up to the bill."""
     run = searched(falling)
     controller = Controller(run.job)
@@ -244,7 +244,7 @@ def test_what_was_held_while_no_driver_ran_is_in_the_bill_of_a_stage() -> None:
     assert sum(stages) == pytest.approx(result.actual_cost_usd)
 
 
-def test_a_rest_of_which_nothing_is_known_has_no_price_and_is_not_told() -> None:
+def test_a_rest_of_which_nothing_is_known_has_no_price_and_no_line() -> None:
     """While the last repeat of a configuration is awaited, no trial is known to go on: `another 0.00 USD and 0s`."""
     run = searched(falling)
     controller = Controller(run.job)
