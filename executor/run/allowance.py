@@ -32,7 +32,7 @@ from rubberband.spec.loading import load_policy
 from rubberband.spec.pool import PoolFile, PoolFolder
 from rubberband.spec.resources import Resources
 from rubberband.units import MONEY_SLACK_USD, format_usd, month_begin, month_end, shown
-from rubberband.values.kinds import kind_in
+from rubberband.values.kinds import NOT_INSTALLED, kind_in
 from rubberband.values.offer import Offer
 from rubberband.values.submission import Summary
 
@@ -95,7 +95,8 @@ def require_going_on(
     `max_cost_usd` is the limit of its whole bill from now on. Without `goes_on` it is only given that.
     """
     words, name = follower.header.setup["experiment"], follower.header.name
-    if not kind_in(words).is_rented:
+    kind = kind_in(words)
+    if not kind.is_rented or kind is NOT_INSTALLED:  # what opens the provider says that it is missing
         return
     resources = Experiment.kept(words).resources
     if max_cost_usd is None and resources.pool is None and not no_cap:
