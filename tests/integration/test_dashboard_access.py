@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ SCALING = (ROOT / "examples" / "scaling.yaml").read_text(encoding="utf-8")
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     """A service that asks for tokens."""
-    with service(tmp_path, auth=True, limits=ServiceLimits(streams=1)) as found:
+    with service(tmp_path, auth=True, clock=time.time, limits=ServiceLimits(streams=1)) as found:
         found.add("digits", "queued")
         yield found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,7 +35,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with broker(lending_pool(), FILE, home) as folder:
         shape = {"instances": 2, "gpus_per_instance": 1, "max_usd_per_month": 5.5}
         pool = SharedPool(name="team", provider="virtual", folder=str(folder.path), **shape)
-        with service(home, NearPlans, entrypoints=("examples.digits:*",), pool=pool) as site:
+        with service(home, NearPlans, entrypoints=("examples.digits:*",), pool=pool, clock=time.time) as site:
             yield site.address
 
 
