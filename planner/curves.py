@@ -45,7 +45,7 @@ _KEPT_DEVIATION = 0.3
 _MOST_COUNT = 4.0
 """The number of curves that those of the search count as, at most: they are alike."""
 _LOSSES = 1.5
-"""Loss of a falling curve over the one that goes on by the logarithm."""
+"""A falling curve loses this times its slope and the logarithm of the ratio of iterations."""
 _NOISE = 1.5
 """Standard deviation of the reported metric over that of the fit's residuals."""
 _EXCESS = 0.5

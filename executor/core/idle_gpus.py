@@ -394,7 +394,7 @@ class _Rest:
         starts_s = state.profile.trial_startup_s if state.allocation(trial).training_at is None else 0.0
         return iterations, max(0.0, starts_s + iterations * iteration_s - (state.now - trial.progress_at))
 
-    # What is wanted
+    # Courses
 
     def _saves(self, end_s: float) -> bool:
         return self.end_s - end_s >= max(LEAST_S, LEAST_SAVED * self.end_s)

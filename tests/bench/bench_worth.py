@@ -1,4 +1,4 @@
-"""How well the worth of the rest is told, and what `search.stop.worth` saves: 20 searches whose curves are kept.
+"""Measure the calibration of the worth of the rest, and what `search.stop.worth` saves, by kept curves.
 
     python -m tests.bench.bench_worth [--curves DIR] [--searches 20] [--first-seed 1000] [--schedulers sha …]
         [--families digits …] [--worths 0.001 …]

@@ -125,7 +125,7 @@ def test_instances_of_the_next_stage_are_kept_unless_it_is_surely_cheaper_to_buy
 
 
 def test_instances_that_may_not_be_had_again_are_kept() -> None:
-    """Under an instance cap another experiment may have got them, and on spot nobody may have any."""
+    """Under an instance cap another experiment may take them; on spot there may be none."""
     slow = a_job([(5, 40), (3, 1)], [(3, 1), (3, 1)], resize_in_stage=True)
     backend = VirtualBackend(slow.name, slow.offer, slow.profile, metric=slow.metric)
     controller = Controller(slow)

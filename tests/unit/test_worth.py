@@ -197,7 +197,7 @@ def test_a_chance_is_never_rounded_to_certainty(chance: float, text: str) -> Non
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_resume_decides_alike_wherever_the_driver_died(name: str) -> None:
-    """Everything that is told comes from the journal: a new driver repeats it, and ends the search at the same look."""
+    """A new driver reads each look from the journal, and ends the search at the same one."""
     whole = searched(falling, "0.9 per USD", SCHEDULERS[name])
     count = sum(1 for _ in whole.journal.events())
     valued = [at for at, event in whole.journal.events() if isinstance(event, (RestPlanned, RestValued))]
