@@ -14,12 +14,12 @@ import sys
 import termios
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 CTRL_C = b"\x03"
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_PATIENCE_S = 120.0
+_PATIENCE_S, _AGAIN_S = 120.0, 10.0
 _ROWS, _COLUMNS = 60, 120
 
 
@@ -39,6 +39,17 @@ class Terminal:
 
     def type(self, keys: bytes) -> None:
         os.write(self._ours, keys)
+
+    def interrupt(self) -> int:
+        """Press Ctrl-C until the command ends, and return its exit code.
+
+        Python loses one that comes after a prompt is shown and before its answer is read.
+        """
+        while self.process.poll() is None:
+            self.type(CTRL_C)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(_AGAIN_S)
+        return self.end()
 
     def end(self) -> int:
         """Read until the command ends, and return its exit code."""

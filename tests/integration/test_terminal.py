@@ -88,8 +88,7 @@ def test_init_asks_once_which_metric_ranks_and_folds_the_lines_of_the_program(tm
         terminal.until(
             r"1  val_acc \(more is better\).*\n  2  val_loss \(less is better\)  epoch \d+ .*\nmetric \[1\]: "
         )
-        terminal.type(CTRL_C)
-        assert terminal.end() == 130, terminal.shown
+        assert terminal.interrupt() == 130, terminal.shown
     assert not (tmp_path / "train.yaml").exists()
     with on_terminal(*words, folder=tmp_path, environment=environment) as terminal:
         terminal.until(r"metric \[1\]: ")
