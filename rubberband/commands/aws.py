@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rubberband.commands.common import argument, group
+from rubberband.commands.common import ConfirmOption, argument, group
 from rubberband.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ RegionOption = Annotated[
 OwnerOption = Annotated[
     str, typer.Option("--owner", help="The owner (resources.aws.owner), which is the prefix of the roles.")
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 @aws.command()
@@ -62,7 +61,7 @@ def setup(
     ] = None,
     owner: OwnerOption = "rubberband",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, and print the template.")] = False,
-    yes: YesOption = False,
+    yes: ConfirmOption = False,
 ) -> None:
     """Create what runs on EC2 need.
 
@@ -143,7 +142,7 @@ def teardown(
     checkpoints: Annotated[
         bool, typer.Option("--delete-checkpoints", help="Delete the bucket with its checkpoints, without asking.")
     ] = False,
-    yes: YesOption = False,
+    yes: ConfirmOption = False,
 ) -> None:
     """Delete what `rubberband aws setup` created.
 

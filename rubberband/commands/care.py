@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rubberband.commands.common import Name, OnOption, ServerOption, argument, client_of, experiment_names, option
+from rubberband.commands.common import (
+    ConfirmOption,
+    Name,
+    OnOption,
+    ServerOption,
+    argument,
+    client_of,
+    experiment_names,
+    option,
+)
 from rubberband.errors import InputError, RubberbandError
 from rubberband.units import counted, shown
 
@@ -111,7 +120,7 @@ def _listing(folder: ExperimentFolder) -> Iterator[Store | None]:
 
 def rm(
     names: Annotated[list[str], argument("NAME...", "Experiments that have ended.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: ConfirmOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only show what would be deleted.")] = False,
     server: ServerOption = None,
     on: OnOption = None,

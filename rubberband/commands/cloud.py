@@ -16,9 +16,11 @@ import typer
 
 from rubberband.commands.aws import aws_region
 from rubberband.commands.common import (
+    ConfirmOption,
     FileArgument,
     Overrides,
     TableFormat,
+    TableOption,
     YesOption,
     argument,
     confirm_bill,
@@ -53,7 +55,7 @@ def prices(
     ] = None,
     region: Annotated[str, typer.Option("--region", "-r", help="The region of AWS.")] = "us-east-1",
     refresh: Annotated[bool, typer.Option("--refresh", help="Ask AWS even if the last answers are recent.")] = False,
-    output: Annotated[TableFormat, typer.Option("--output", "-o", help="Print a table or JSON.")] = TableFormat.table,
+    output: TableOption = TableFormat.table,
 ) -> None:
     """Show EC2 instance types and their prices.
 
@@ -136,7 +138,7 @@ def down(
     file: ChosenFile = None,
     region: RegionOption = None,
     owner: OwnerOption = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: ConfirmOption = False,
 ) -> None:
     """Terminate all that is ours on EC2.
 

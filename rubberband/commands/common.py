@@ -125,7 +125,10 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before 
 NoCapOption = Annotated[
     bool, typer.Option("--no-cap", help="Rent instances without a max_cost; nothing limits the bill.")
 ]
+ConfirmOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 TextOption = Annotated[TextFormat, typer.Option("--output", "-o", help="Print text or JSON.")]
+TableOption = Annotated[TableFormat, typer.Option("--output", "-o", help="Print a table or JSON.")]
+HtmlOption = Annotated[Path | None, option("--html", "FILE", "Write a page with charts to FILE as well.")]
 
 # A question before money is spent.
 

@@ -15,6 +15,7 @@ import typer
 
 from rubberband.commands.common import (
     FileArgument,
+    HtmlOption,
     Overrides,
     PlanPolicy,
     PolicyOption,
@@ -33,61 +34,68 @@ if TYPE_CHECKING:
     from rubberband.views.formatting import TextTable
 
 
+LiveOption = Annotated[
+    bool,
+    typer.Option(
+        "--live",
+        help="Use today's prices of AWS, and stay within the account's quotas. If AWS does not answer, older "
+        "prices are used, and a note says so.",
+    ),
+]
+PlanFileOption = Annotated[
+    Path | None,
+    option(
+        "--plan",
+        "FILE",
+        'Predict this plan, a file in YAML or JSON: {"stages": [{"instances": 4, "gpus_per_trial": 1}, ...]}.',
+    ),
+]
+FrontierOption = Annotated[
+    bool,
+    typer.Option(
+        "--frontier", help="Include the frontier of cost against deadline in JSON; tables and pages always have it."
+    ),
+]
+SizeOption = Annotated[
+    bool,
+    typer.Option(
+        "--size",
+        help="Size the search to the limits: the most configurations (or the largest max_t) that the deadline and "
+        "the budget allow.",
+    ),
+]
+SimulateOption = Annotated[
+    int | None,
+    option(
+        "--simulate",
+        "N",
+        "Also simulate the plan's DAG N times (RubberBand, Algorithm 1): quantiles and the critical path.",
+        min=1,
+        max=100_000,
+    ),
+]
+SeedOption = Annotated[
+    int,
+    typer.Option("--seed", min=0, help="Seed of the samples of varying times; the same seed gives the same figures."),
+]
+VerboseOption = Annotated[
+    bool,
+    typer.Option("--verbose", help="Print all tables: also the bill, how time and cost vary, and the assumptions."),
+]
+
+
 def estimate(
     file: FileArgument,
-    live: Annotated[
-        bool,
-        typer.Option(
-            "--live",
-            help="Use today's prices of AWS, and stay within the account's quotas. If AWS does not answer, older "
-            "prices are used, and a note says so.",
-        ),
-    ] = False,
+    live: LiveOption = False,
     output: Annotated[TableFormat, typer.Option("--output", "-o", help="Print tables or JSON.")] = TableFormat.table,
     policy: PolicyOption = PlanPolicy.optimal,
-    plan: Annotated[
-        Path | None,
-        option(
-            "--plan",
-            "FILE",
-            'Predict this plan, a file in YAML or JSON: {"stages": [{"instances": 4, "gpus_per_trial": 1}, ...]}.',
-        ),
-    ] = None,
-    frontier: Annotated[
-        bool,
-        typer.Option(
-            "--frontier", help="Include the frontier of cost against deadline in JSON; tables and pages always have it."
-        ),
-    ] = False,
-    size: Annotated[
-        bool,
-        typer.Option(
-            "--size",
-            help="Size the search to the limits: the most configurations (or the largest max_t) that the deadline and "
-            "the budget allow.",
-        ),
-    ] = False,
-    simulate: Annotated[
-        int | None,
-        option(
-            "--simulate",
-            "N",
-            "Also simulate the plan's DAG N times (RubberBand, Algorithm 1): quantiles and the critical path.",
-            min=1,
-            max=100_000,
-        ),
-    ] = None,
-    html: Annotated[Path | None, option("--html", "FILE", "Write a page with charts to FILE as well.")] = None,
-    seed: Annotated[
-        int,
-        typer.Option(
-            "--seed", min=0, help="Seed of the samples of varying times; the same seed gives the same figures."
-        ),
-    ] = 0,
-    verbose: Annotated[
-        bool,
-        typer.Option("--verbose", help="Print all tables: also the bill, how time and cost vary, and the assumptions."),
-    ] = False,
+    plan: PlanFileOption = None,
+    frontier: FrontierOption = False,
+    size: SizeOption = False,
+    simulate: SimulateOption = None,
+    html: HtmlOption = None,
+    seed: SeedOption = 0,
+    verbose: VerboseOption = False,
     overrides: Overrides = None,
 ) -> None:
     """Predict time and cost; nothing is spent.

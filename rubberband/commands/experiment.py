@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rubberband.commands.common import (
+    ConfirmOption,
     Name,
     OnOption,
     ServerOption,
@@ -157,7 +158,6 @@ DeadlineOption = Annotated[
     ),
 ]
 MaxCostOption = Annotated[str | None, option("--max-cost", "USD", "The new limit, for the whole experiment.")]
-ConfirmOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", "-n", help="Only show what would change.")]
 _VALUES = "Values of parameters, such as lr=0.1 width=64."
 

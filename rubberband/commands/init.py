@@ -60,38 +60,46 @@ class _Init(typer.core.TyperCommand):
 init = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
+WordsArgument = Annotated[
+    list[str] | None,
+    argument(
+        "PROGRAM [WORDS]",
+        "A script such as train.py, or a command, with its words; module:Class or module:function; without it, a "
+        "small trial is written too.",
+    ),
+]
+FileOption = Annotated[
+    Path | None,
+    option("--file", "FILE", f"The file to write. [default: the program's name with .yaml, else {DEFAULT_FILE}]"),
+]
+MetricOption = Annotated[
+    str | None, option("--metric", "NAME", "The metric that ranks trials. [default: the best that was seen]")
+]
+ModeOption = Annotated[
+    Literal["min", "max"] | None,
+    option("--mode", "min|max", "Whether less or more of it is better. [default: by its name]"),
+]
+WaitOption = Annotated[
+    str, typer.Option("--wait", metavar="DURATION", help="How long a program may take until its first metric.")
+]
+CheckOption = Annotated[
+    bool, typer.Option("--check/--no-check", help="Try one iteration, to find its duration and its checkpoint.")
+]
+PatchOption = Annotated[
+    bool, typer.Option("--patch", help="Print a diff that gives the script PROGRAM lines of checkpoint, and end.")
+]
+
+
 @init.command("init", cls=_Init)
 def _init(
-    words: Annotated[
-        list[str] | None,
-        argument(
-            "PROGRAM [WORDS]",
-            "A script such as train.py, or a command, with its words; module:Class or module:function; without it, a "
-            "small trial is written too.",
-        ),
-    ] = None,
-    file: Annotated[
-        Path | None,
-        option("--file", "FILE", f"The file to write. [default: the program's name with .yaml, else {DEFAULT_FILE}]"),
-    ] = None,
-    metric: Annotated[
-        str | None, option("--metric", "NAME", "The metric that ranks trials. [default: the best that was seen]")
-    ] = None,
-    mode: Annotated[
-        Literal["min", "max"] | None,
-        option("--mode", "min|max", "Whether less or more of it is better. [default: by its name]"),
-    ] = None,
+    words: WordsArgument = None,
+    file: FileOption = None,
+    metric: MetricOption = None,
+    mode: ModeOption = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: take the best metric.")] = False,
-    wait: Annotated[
-        str, typer.Option("--wait", metavar="DURATION", help="How long a program may take until its first metric.")
-    ] = "60s",
-    check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Try one iteration, to find its duration and its checkpoint.")
-    ] = True,
-    patch: Annotated[
-        bool,
-        typer.Option("--patch", help="Print a diff that gives the script PROGRAM lines of checkpoint, and end."),
-    ] = False,
+    wait: WaitOption = "60s",
+    check: CheckOption = True,
+    patch: PatchOption = False,
     apply: Annotated[bool, typer.Option("--apply", help="With --patch: write the patched script beside it.")] = False,
 ) -> None:
     """Write an experiment file for a trial.
@@ -315,14 +323,7 @@ def _asked(choices: Sequence[str]) -> int:
 
 
 def _found(
-    seen: TrialFindings,
-    path: Path,
-    metric: str | None,
-    mode: str | None,
-    *,
-    wait_s: float,
-    asks: bool,
-    check: bool,
+    seen: TrialFindings, path: Path, metric: str | None, mode: str | None, *, wait_s: float, asks: bool, check: bool
 ) -> tuple[TrialFindings, CheckReport | None]:
     """Look at a run of a program, and try one iteration of it, or of a trial."""
     if seen.start:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rubberband.commands.common import (
+    HtmlOption,
     TableFormat,
+    TableOption,
     YesOption,
     argument,
     confirm_bill,
@@ -59,12 +61,7 @@ def up(file: Annotated[Path, argument("FILE", "The pool file.")], yes: YesOption
     from rubberband.spec.pool import PoolFile
 
     found = load_pool(file)
-    folder = bring_up(
-        found,
-        default_home(),
-        say,
-        lambda bill: confirm_bill(bill, "start the pool", yes=yes),
-    )
+    folder = bring_up(found, default_home(), say, lambda bill: confirm_bill(bill, "start the pool", yes=yes))
     at_once = PoolFile(**folder.read()).instances_at_once()
     pays = "" if at_once == found.instances else f" (max_usd_per_hour pays for {at_once} of {found.instances})"
     print(
@@ -78,11 +75,7 @@ def up(file: Annotated[Path, argument("FILE", "The pool file.")], yes: YesOption
 
 
 @pool.command()
-def status(
-    name: NameArgument = None,
-    output: Annotated[TableFormat, typer.Option("--output", "-o", help="Print a table or JSON.")] = TableFormat.table,
-    html: Annotated[Path | None, option("--html", "FILE", "Write a page with charts to FILE as well.")] = None,
-) -> None:
+def status(name: NameArgument = None, output: TableOption = TableFormat.table, html: HtmlOption = None) -> None:
     """Show a pool's instances, holders and cost."""
     from rubberband.cloud.pool import RemotePool
 
@@ -180,34 +173,40 @@ class WorkloadFormat(StrEnum):
     adaptdl = "adaptdl"
 
 
+TracesArgument = Annotated[
+    Path | None, typer.Argument(metavar="TRACES_DIR", help="Folder of traces, for --format adaptdl.")
+]
+PolicyOption = Annotated[
+    list[str] | None, option("--policy", "NAME", "Simulate this policy; repeats. [default: the pool's own, and equal]")
+]
+FormatOption = Annotated[
+    WorkloadFormat,
+    typer.Option("--format", help="rubberband: columns at, name, kind and iterations; adaptdl: that of Pollux."),
+]
+InterferenceOption = Annotated[
+    float,
+    option(
+        "--interference",
+        "SHARE",
+        "Gangs that span instances and share one with another such gang lose this share of their speed: at 0.25 "
+        "they train at 75 % of it.",
+    ),
+]
+ShareMachinesOption = Annotated[
+    bool, typer.Option("--share-machines", help="Let such gangs share instances. By default, policies avoid it.")
+]
+
+
 def simulate(
     pool: Annotated[Path, argument("POOL", "The pool file.")],
     workload: Annotated[Path, argument("WORKLOAD", "The workload: a CSV file with one job per row.")],
-    traces: Annotated[
-        Path | None, typer.Argument(metavar="TRACES_DIR", help="Folder of traces, for --format adaptdl.")
-    ] = None,
-    policy: Annotated[
-        list[str] | None,
-        option("--policy", "NAME", "Simulate this policy; repeats. [default: the pool's own, and equal]"),
-    ] = None,
-    format: Annotated[
-        WorkloadFormat,
-        typer.Option("--format", help="rubberband: columns at, name, kind and iterations; adaptdl: that of Pollux."),
-    ] = WorkloadFormat.rubberband,
-    interference: Annotated[
-        float,
-        option(
-            "--interference",
-            "SHARE",
-            "Gangs that span instances and share one with another such gang lose this share of their speed: at 0.25 "
-            "they train at 75 % of it.",
-        ),
-    ] = 0.0,
-    share_machines: Annotated[
-        bool, typer.Option("--share-machines", help="Let such gangs share instances. By default, policies avoid it.")
-    ] = False,
-    output: Annotated[TableFormat, typer.Option("--output", "-o", help="Print a table or JSON.")] = TableFormat.table,
-    html: Annotated[Path | None, option("--html", "FILE", "Write a page with charts to FILE as well.")] = None,
+    traces: TracesArgument = None,
+    policy: PolicyOption = None,
+    format: FormatOption = WorkloadFormat.rubberband,
+    interference: InterferenceOption = 0.0,
+    share_machines: ShareMachinesOption = False,
+    output: TableOption = TableFormat.table,
+    html: HtmlOption = None,
 ) -> None:
     """Simulate policies that share a pool.
 
@@ -215,7 +214,6 @@ def simulate(
     and the use and cost of the pool for each policy. KIND.json beside the workload file is the profile of its jobs of
     that kind.
     """
-    from rubberband.errors import InputError
     from rubberband.pools.simulating import simulated
     from rubberband.spec.loading import load_pool
 
@@ -223,15 +221,7 @@ def simulate(
         raise InputError("--format adaptdl and TRACES_DIR need each other; give both, or none")
     asked = load_pool(pool)
     policies = list(dict.fromkeys(policy or [asked.policy, "equal"]))
-    found = simulated(
-        asked,
-        workload,
-        policies,
-        traces,
-        say,
-        interference=interference,
-        share_machines=share_machines,
-    )
+    found = simulated(asked, workload, policies, traces, say, interference=interference, share_machines=share_machines)
     if output is TableFormat.json:
         print_json(found.to_json())
     else:

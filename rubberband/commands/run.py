@@ -38,30 +38,36 @@ if TYPE_CHECKING:
     from rubberband.executor.run.driver import Observer
 
 
+NewOption = Annotated[
+    bool, typer.Option("--new", help="If the name is taken, use the next free one: digits, digits-2, digits-3.")
+]
+CheckOption = Annotated[
+    bool, typer.Option("--check/--no-check", help="Try one iteration of a trial that is new or has changed first.")
+]
+ProfileAgainOption = Annotated[
+    bool, typer.Option("--profile-again", help="Measure the profile again, even if there is one.")
+]
+OnHeadOption = Annotated[
+    OtherMachine | None,
+    option(
+        "--on",
+        "head",
+        "Run on the head on EC2, starting it if needed, and follow the run. It continues if this machine"
+        " is switched off.",
+    ),
+]
+
+
 def run(
     file: FileArgument,
     policy: PolicyOption = PlanPolicy.optimal,
     overrides: Overrides = None,
-    new: Annotated[
-        bool, typer.Option("--new", help="If the name is taken, use the next free one: digits, digits-2, digits-3.")
-    ] = False,
-    check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Try one iteration of a trial that is new or has changed first.")
-    ] = True,
-    profile_again: Annotated[
-        bool, typer.Option("--profile-again", help="Measure the profile again, even if there is one.")
-    ] = False,
+    new: NewOption = False,
+    check: CheckOption = True,
+    profile_again: ProfileAgainOption = False,
     no_cap: NoCapOption = False,
     yes: YesOption = False,
-    on: Annotated[
-        OtherMachine | None,
-        option(
-            "--on",
-            "head",
-            "Run on the head on EC2, starting it if needed, and follow the run. It continues if this machine"
-            " is switched off.",
-        ),
-    ] = None,
+    on: OnHeadOption = None,
 ) -> None:
     """Plan an experiment, run it, and report.
 
@@ -116,8 +122,7 @@ def resume(
     no_cap: NoCapOption = False,
     yes: YesOption = False,
     address: Annotated[
-        str | None,
-        option("--address", "HOST:PORT", "With provider ray: the cluster's head, if it is elsewhere now."),
+        str | None, option("--address", "HOST:PORT", "With provider ray: the cluster's head, if it is elsewhere now.")
     ] = None,
     on: OnOption = None,
 ) -> None:
@@ -229,25 +234,30 @@ def submit(
             print(f"watch it with `rubberband status {name} --watch --server {client.url}`", file=sys.stderr)
 
 
+OutOption = Annotated[
+    Path | None, option("--out", "OUT", "The file to write. [default: FILE with .profile.json as its ending]")
+]
+IterationsOption = Annotated[
+    int, typer.Option("--iterations", min=1, help="Iterations to measure at each number of GPUs.")
+]
+TrialsOption = Annotated[
+    int | None,
+    option(
+        "--trials",
+        None,
+        "Trials to measure at each number of GPUs, in turn if they do not fit side by side. With more, "
+        "the spread between trials is known better. [default: as many as train side by side, or up to 16"
+        " within seconds]",
+        min=1,
+    ),
+]
+
+
 def profile(
     file: FileArgument,
-    out: Annotated[
-        Path | None, option("--out", "OUT", "The file to write. [default: FILE with .profile.json as its ending]")
-    ] = None,
-    iterations: Annotated[
-        int, typer.Option("--iterations", min=1, help="Iterations to measure at each number of GPUs.")
-    ] = 3,
-    trials: Annotated[
-        int | None,
-        option(
-            "--trials",
-            None,
-            "Trials to measure at each number of GPUs, in turn if they do not fit side by side. With more, "
-            "the spread between trials is known better. [default: as many as train side by side, or up to 16"
-            " within seconds]",
-            min=1,
-        ),
-    ] = None,
+    out: OutOption = None,
+    iterations: IterationsOption = 3,
+    trials: TrialsOption = None,
     overrides: Overrides = None,
     no_cap: NoCapOption = False,
     yes: YesOption = False,
@@ -285,13 +295,7 @@ def profile(
         confirm_bill(f"{bound} for measuring", "measure", yes=yes)
     with cancel_on_signals() as cancelled, pledged(experiment, folder) as held:
         measured = measure_profile(
-            experiment,
-            entrypoint,
-            folder,
-            iterations=iterations,
-            least_trials=trials,
-            table=table,
-            cancelled=cancelled,
+            experiment, entrypoint, folder, iterations=iterations, least_trials=trials, table=table, cancelled=cancelled
         )
         held.spent_usd = measured.cost_usd
     measured.save(target)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -26,11 +26,17 @@ from rubberband.values.kinds import known_provider
 
 if TYPE_CHECKING:
     from rubberband.api.app.serving import Transport
-    from rubberband.api.settings import Settings, SharedPool
+    from rubberband.api.settings import ServiceLimits, Settings, SharedPool
     from rubberband.api.store import Store
 
 _T = TypeVar("_T")
 _LEAST_KEPT_S = 3600.0
+
+
+def repeated(name: str, metavar: str, help: str) -> Any:
+    """Return an option that may be given several times."""
+    return option(name, metavar, f"{help} Repeat for more.")
+
 
 StoreOption = Annotated[
     str | None,
@@ -41,142 +47,146 @@ StoreOption = Annotated[
         "[default: RUBBERBAND_STORE, or SQLite files in RUBBERBAND_HOME]",
     ),
 ]
+AuthOption = Annotated[
+    bool | None,
+    typer.Option("--auth/--no-auth", help="Require tokens. [default: beyond 127.0.0.1 only]", show_default=False),
+]
+AllowOption = Annotated[
+    list[str] | None,
+    repeated(
+        "--allow",
+        "MODULE:ATTRIBUTE",
+        "An entry point that submissions may run; MODULE:* for all that a module defines.",
+    ),
+]
+CodeOption = Annotated[
+    list[Path] | None, repeated("--code", "FOLDER", "The folder with that code. [default: the current folder]")
+]
+AllowCommandsOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-commands",
+        help="Submissions may run commands (entrypoint.command), in the first --code folder: a shell on this "
+        "machine for every token.",
+    ),
+]
+HostNameOption = Annotated[
+    list[str] | None, repeated("--host-name", "NAME", "A host name that the service answers for.")
+]
+ProviderOption = Annotated[
+    list[str] | None,
+    repeated(
+        "--provider",
+        "PROVIDER",
+        "Providers that submissions may use: local, virtual, aws, ray, or of a package. [default: "
+        "local, virtual, and the pool's]",
+    ),
+]
+CheckpointsOption = Annotated[
+    list[str] | None,
+    repeated(
+        "--checkpoints",
+        "PREFIX",
+        "A URL or folder below which submissions may keep checkpoints, such as s3://bucket/team/. "
+        "[default: only in the experiment's folder]",
+    ),
+]
+EnvOption = Annotated[
+    list[str] | None, repeated("--env", "NAME", "A variable that submissions may set (resources.env).")
+]
+SecretOption = Annotated[
+    list[str] | None,
+    repeated(
+        "--secret", "NAME", "A variable of the service's environment that submissions may use (resources.secrets)."
+    ),
+]
+NotifyOption = Annotated[
+    list[str] | None,
+    repeated(
+        "--notify",
+        "NAME",
+        "A variable of the service's environment with a Slack or other address, which gets a notice when an "
+        "experiment ends, will be late or has trouble.",
+    ),
+]
+MaxRunningOption = Annotated[
+    int, typer.Option("--max-running", min=1, max=1000, help="Experiments that run at the same time.")
+]
+MaxCostOption = Annotated[
+    str | None, option("--max-cost", "USD", "The highest max_cost of a submission; each must then have one.")
+]
+AutoResumeOption = Annotated[
+    bool,
+    typer.Option(
+        "--auto-resume/--no-auto-resume",
+        help="Restart submissions whose process was killed or lost with the machine; retry again only after progress.",
+    ),
+]
+PoolOption = Annotated[
+    Path | None,
+    option(
+        "--pool",
+        "FILE",
+        "A pool file. Experiments of its provider share its instances, which the service promises them.",
+    ),
+]
+WeightOption = Annotated[
+    list[str] | None, repeated("--weight", "NAME=N", "Share of a token's experiments in pool and queue; 1 by default.")
+]
+BudgetOption = Annotated[
+    list[str] | None,
+    repeated("--budget", "NAME=USD", "Most that a token's experiments may cost a month, in the pool and elsewhere."),
+]
+PlanningLimitOption = Annotated[
+    str, typer.Option("--planning-limit", metavar="DURATION", help="Time limit for one plan.")
+]
+BodyLimitOption = Annotated[
+    int, typer.Option("--body-limit", metavar="BYTES", min=1024, max=1 << 30, help="The largest body of a request.")
+]
+RateOption = Annotated[
+    float, typer.Option("--rate", metavar="N", help="Requests a second of one token or address; 0 sets no limit.")
+]
+KeepEventsOption = Annotated[
+    str,
+    typer.Option(
+        "--keep-events",
+        metavar="DURATION",
+        help="Time after which the feed drops events of ended experiments. Their journals keep all events.",
+    ),
+]
+ProxyOption = Annotated[
+    list[str] | None, repeated("--proxy", "ADDRESS", "A proxy in front, whose X-Forwarded-For and -Proto are trusted.")
+]
 
 
 def serve(
     host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0: any that is free.")] = 8642,
     store: StoreOption = None,
-    auth: Annotated[
-        bool | None,
-        typer.Option("--auth/--no-auth", help="Require tokens. [default: beyond 127.0.0.1 only]", show_default=False),
-    ] = None,
-    allow: Annotated[
-        list[str] | None,
-        option(
-            "--allow",
-            "MODULE:ATTRIBUTE",
-            "An entry point that submissions may run; MODULE:* for all that a module defines. Repeat for more.",
-        ),
-    ] = None,
-    code: Annotated[
-        list[Path] | None,
-        option("--code", "FOLDER", "The folder with that code. Repeat for more. [default: the current folder]"),
-    ] = None,
-    allow_commands: Annotated[
-        bool,
-        typer.Option(
-            "--allow-commands",
-            help="Submissions may run commands (entrypoint.command), in the first --code folder: a shell on this "
-            "machine for every token.",
-        ),
-    ] = False,
-    host_name: Annotated[
-        list[str] | None,
-        option("--host-name", "NAME", "A host name that the service answers for. Repeat for more."),
-    ] = None,
-    provider: Annotated[
-        list[str] | None,
-        option(
-            "--provider",
-            "PROVIDER",
-            "Providers that submissions may use: local, virtual, aws, ray, or of a package. Repeat for more. [default: "
-            "local, virtual, and the pool's]",
-        ),
-    ] = None,
-    checkpoints: Annotated[
-        list[str] | None,
-        option(
-            "--checkpoints",
-            "PREFIX",
-            "A URL or folder below which submissions may keep checkpoints, such as s3://bucket/team/. Repeat for more. "
-            "[default: only in the experiment's folder]",
-        ),
-    ] = None,
-    env: Annotated[
-        list[str] | None,
-        option("--env", "NAME", "A variable that submissions may set (resources.env). Repeat for more."),
-    ] = None,
-    secret: Annotated[
-        list[str] | None,
-        option(
-            "--secret",
-            "NAME",
-            "A variable of the service's environment that submissions may use (resources.secrets). Repeat for more.",
-        ),
-    ] = None,
-    notify: Annotated[
-        list[str] | None,
-        option(
-            "--notify",
-            "NAME",
-            "A variable of the service's environment with a Slack or other address, which gets a notice when an "
-            "experiment ends, will be late or has trouble. Repeat for more.",
-        ),
-    ] = None,
-    max_running: Annotated[
-        int, typer.Option("--max-running", min=1, max=1000, help="Experiments that run at the same time.")
-    ] = 4,
-    max_cost: Annotated[
-        str | None,
-        option("--max-cost", "USD", "The highest max_cost of a submission; each must then have one."),
-    ] = None,
-    auto_resume: Annotated[
-        bool,
-        typer.Option(
-            "--auto-resume/--no-auto-resume",
-            help="Restart submissions whose process was killed or lost with the machine; retry again only after "
-            "progress.",
-        ),
-    ] = True,
-    pool: Annotated[
-        Path | None,
-        option(
-            "--pool",
-            "FILE",
-            "A pool file. Experiments of its provider share its instances, which the service promises them.",
-        ),
-    ] = None,
-    weight: Annotated[
-        list[str] | None,
-        option(
-            "--weight", "NAME=N", "Share of a token's experiments in pool and queue; 1 by default. Repeat for more."
-        ),
-    ] = None,
-    budget: Annotated[
-        list[str] | None,
-        option(
-            "--budget",
-            "NAME=USD",
-            "Most that a token's experiments may cost a month, in the pool and elsewhere. Repeat for more.",
-        ),
-    ] = None,
+    auth: AuthOption = None,
+    allow: AllowOption = None,
+    code: CodeOption = None,
+    allow_commands: AllowCommandsOption = False,
+    host_name: HostNameOption = None,
+    provider: ProviderOption = None,
+    checkpoints: CheckpointsOption = None,
+    env: EnvOption = None,
+    secret: SecretOption = None,
+    notify: NotifyOption = None,
+    max_running: MaxRunningOption = 4,
+    max_cost: MaxCostOption = None,
+    auto_resume: AutoResumeOption = True,
+    pool: PoolOption = None,
+    weight: WeightOption = None,
+    budget: BudgetOption = None,
     planners: Annotated[int, typer.Option("--planners", min=1, max=64, help="Number of planning processes.")] = 1,
-    planning_limit: Annotated[
-        str, typer.Option("--planning-limit", metavar="DURATION", help="Time limit for one plan.")
-    ] = "30s",
-    body_limit: Annotated[
-        int, typer.Option("--body-limit", metavar="BYTES", min=1024, max=1 << 30, help="The largest body of a request.")
-    ] = 1 << 20,
-    rate: Annotated[
-        float, typer.Option("--rate", metavar="N", help="Requests a second of one token or address; 0 sets no limit.")
-    ] = 200.0,
-    keep_events: Annotated[
-        str,
-        typer.Option(
-            "--keep-events",
-            metavar="DURATION",
-            help="Time after which the feed drops events of ended experiments. Their journals keep all events.",
-        ),
-    ] = "30d",
+    planning_limit: PlanningLimitOption = "30s",
+    body_limit: BodyLimitOption = 1 << 20,
+    rate: RateOption = 200.0,
+    keep_events: KeepEventsOption = "30d",
     ssl_certfile: Annotated[Path | None, option("--ssl-certfile", "FILE", "Serve HTTPS with this certificate.")] = None,
     ssl_keyfile: Annotated[Path | None, option("--ssl-keyfile", "FILE", "The certificate's key.")] = None,
-    proxy: Annotated[
-        list[str] | None,
-        option(
-            "--proxy", "ADDRESS", "A proxy in front, whose X-Forwarded-For and -Proto are trusted. Repeat for more."
-        ),
-    ] = None,
+    proxy: ProxyOption = None,
 ) -> None:
     """Serve previews, runs and the dashboard.
 
@@ -185,7 +195,7 @@ def serve(
     """
     require("the service", "fastapi", "jinja2", "prometheus_client", "python_multipart", "uvicorn")
     from rubberband.api.app import serving
-    from rubberband.api.settings import Keeping, ServiceLimits, Settings
+    from rubberband.api.settings import Keeping, Settings
     from rubberband.installation import default_home, default_store
 
     shared = _pool(pool, weight or [], budget or [])
@@ -207,19 +217,25 @@ def serve(
         planners=planners,
         auto_resume=auto_resume,
         pool=shared,
-        limits=ServiceLimits(
-            body_bytes=body_limit,
-            requests_per_s=_amount("--rate", rate),
-            burst=max(2, math.ceil(2 * rate)),
-            planning_s=_amount("--planning-limit", parse_duration(planning_limit), zero=False),
-            max_running=max_running,
-            max_cost_usd=None if max_cost is None else _amount("--max-cost", parse_usd(max_cost), zero=False),
-        ),
+        limits=_limits(body_limit, rate, planning_limit, max_running, max_cost),
         keeping=Keeping(events_s=_kept_s(keep_events)),
     )
     if ssl_keyfile is not None and ssl_certfile is None:
         raise InputError("--ssl-keyfile needs --ssl-certfile, the certificate that it is the key of")
     _serve(settings, serving.Transport(certfile=ssl_certfile, keyfile=ssl_keyfile, proxies=proxy or []))
+
+
+def _limits(body_bytes: int, rate: float, planning: str, max_running: int, max_cost: str | None) -> ServiceLimits:
+    from rubberband.api.settings import ServiceLimits
+
+    return ServiceLimits(
+        body_bytes=body_bytes,
+        requests_per_s=_amount("--rate", rate),
+        burst=max(2, math.ceil(2 * rate)),
+        planning_s=_amount("--planning-limit", parse_duration(planning), zero=False),
+        max_running=max_running,
+        max_cost_usd=None if max_cost is None else _amount("--max-cost", parse_usd(max_cost), zero=False),
+    )
 
 
 def _serve(settings: Settings, transport: Transport) -> None:
@@ -375,10 +391,7 @@ def _pool(file: Path | None, weights: Sequence[str], budgets: Sequence[str]) -> 
     if not keeps_promises(found.policy):
         able = ", ".join(name for name in POLICIES if keeps_promises(name))
         raise InputError(f"{file}: policy: {found.policy!r} knows no promises, which a service makes; use {able}")
-    by_name = {
-        "weights": _by_name("--weight", weights, float),
-        "budgets_usd": _by_name("--budget", budgets, parse_usd),
-    }
+    by_name = {"weights": _by_name("--weight", weights, float), "budgets_usd": _by_name("--budget", budgets, parse_usd)}
     folder = None if found.kind.is_simulated else bring_up(found, default_home(), say)
     priced = simulated(found) if folder is None else PoolFile(**folder.read())
     assert priced.gpus_per_instance is not None, "its GPUs are filled in"
