@@ -16,7 +16,8 @@ from markupsafe import Markup
 from rubberband.api.dashboard import badge, file_words, render
 from rubberband.api.dashboard.experiment import result_of
 from rubberband.api.routes import NAME_PATTERN, Reader, Service, Serving
-from rubberband.executor.result.result import Result, StageResult
+from rubberband.executor.result.parts import StageResult
+from rubberband.executor.result.result import Result
 from rubberband.states import ACTIVE
 from rubberband.units import counted, duration, gpus_each, shown
 from rubberband.values.submission import Submission

@@ -24,7 +24,8 @@ from rubberband.api.routes import Known, Reader, Service, Serving
 from rubberband.api.routes.trials import trial_of
 from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.core.forecast import Forecast
-from rubberband.executor.result.result import Result, TrialResult
+from rubberband.executor.result.parts import TrialResult
+from rubberband.executor.result.result import Result
 from rubberband.states import ACTIVE, Action, ExperimentState
 from rubberband.units import counted, duration, format_instant, in_unit, parse_deadline
 from rubberband.values.command import entrypoint_text

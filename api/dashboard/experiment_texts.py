@@ -13,11 +13,8 @@ from urllib.parse import urlencode
 
 from fastapi import Depends, Query
 
-from rubberband.executor.result.result import (
-    Result,
-    StageResult,
-    TrialResult,
-)
+from rubberband.executor.result.parts import StageResult, TrialResult
+from rubberband.executor.result.result import Result
 from rubberband.states import ACTIVE, ExperimentState
 from rubberband.units import counted, duration, format_instant
 from rubberband.values.submission import Submission, Summary

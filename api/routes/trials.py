@@ -25,7 +25,8 @@ from rubberband.executor.checkpoints.folders import is_archive
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.core.state import TrialStatus
 from rubberband.executor.result import rows
-from rubberband.executor.result.result import Result, TrialResult
+from rubberband.executor.result.parts import TrialResult
+from rubberband.executor.result.result import Result
 from rubberband.executor.result.rows import trial_at
 from rubberband.units import counted, shown
 from rubberband.values.submission import Submission

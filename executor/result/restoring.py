@@ -16,7 +16,7 @@ from rubberband.errors import CheckpointError, CheckpointLostError, InputError
 from rubberband.executor.checkpoints import store_of
 from rubberband.executor.checkpoints.folders import FolderCheckpoint, is_archive, read_manifest
 from rubberband.executor.checkpoints.folders import unpack as unpack_folder
-from rubberband.executor.result.result import TrialResult
+from rubberband.executor.result.parts import TrialResult
 from rubberband.executor.training.distributed import is_distributed
 from rubberband.executor.training.entrypoint import Code, Entrypoint
 from rubberband.executor.training.failures import one_line

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from rubberband import markup
 from rubberband.errors import InputError
 from rubberband.executor.core.state import TrialStatus
-from rubberband.executor.result.result import Busy, Result, StageResult, TrialResult, best_iteration
+from rubberband.executor.result.parts import Busy, StageResult, TrialResult
+from rubberband.executor.result.result import Result, best_iteration
 from rubberband.installation import require
 from rubberband.spec.space import canonical
 from rubberband.units import counted, duration, format_usd, gpus_each, in_unit

@@ -40,7 +40,8 @@ from rubberband.executor.journal.journal import (
     from_elsewhere,
     written_by,
 )
-from rubberband.executor.result.result import Result, jct_s, summarise
+from rubberband.executor.result.result import Result
+from rubberband.executor.result.summary import jct_s, summarise
 from rubberband.executor.sampling import Additions
 from rubberband.states import ExperimentState
 from rubberband.units import month_begin, shown

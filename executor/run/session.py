@@ -29,7 +29,8 @@ from rubberband.executor.core.job import Job
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.journal.journal import Header, begin
-from rubberband.executor.result.result import Result, summarise
+from rubberband.executor.result.result import Result
+from rubberband.executor.result.summary import summarise
 from rubberband.executor.run.callbacks import Callback, CallbackThread, JournalThread, calling
 from rubberband.executor.run.driver import Draw, Explore, Observer, drive
 from rubberband.executor.run.follower import explaining, open_journal, read_whole
@@ -114,19 +115,7 @@ def _run(
         journal.durable = not header.kind.is_simulated  # there, what a power failure takes costs nothing
         controller = Controller(header.job)
         spec, draw, explore = _drawing(RunSpec.from_json(header.setup), controller)
-        spec, store = spec if address is None else spec.at(address), None
-        if spec.entrypoint is not None:
-            entrypoint = replace(spec.entrypoint, environment=spec.experiment.environment(os.environ))
-            spec = replace(spec, entrypoint=entrypoint)
-            require_ray(f"provider: {spec.experiment.resources.provider}")
-            known = [trial.checkpoint for trial in settled.trials if trial.checkpoint is not None]
-            store = reopen_store(spec.checkpoints, spec.store_mark, known, spec.run)
-            entrypoint.check(
-                max(stage.gpus_per_trial for stage in header.job.plan.stages),
-                adaptive=spec.experiment.batch.policy == "goodput",
-                asynchronous=spec.experiment.training.mode == "async",
-                elsewhere=header.kind.is_elsewhere,
-            )
+        spec, store = _with_store(spec if address is None else spec.at(address), header, settled)
         if any(trial.iterations for trial in settled.trials):
             _say_what_changed(spec)
         # Left after the backend is closed: no instance is held while a tracker takes its time.
@@ -160,6 +149,26 @@ def _run(
         if store is not None:
             _tidy(store, None, controller)
         return summarise(controller.state, header.setup, now)
+
+
+def _with_store(spec: RunSpec, header: Header, settled: Result) -> tuple[RunSpec, CheckpointStore | None]:
+    """Return the settings with this process's environment, and the checkpoint store; None on a virtual clock.
+
+    Raises EntrypointError if what is trained does not load any more, StoreAwayError if the store is away.
+    """
+    if spec.entrypoint is None:
+        return spec, None
+    entrypoint = replace(spec.entrypoint, environment=spec.experiment.environment(os.environ))
+    require_ray(f"provider: {spec.experiment.resources.provider}")
+    known = [trial.checkpoint for trial in settled.trials if trial.checkpoint is not None]
+    store = reopen_store(spec.checkpoints, spec.store_mark, known, spec.run)
+    entrypoint.check(
+        max(stage.gpus_per_trial for stage in header.job.plan.stages),
+        adaptive=spec.experiment.batch.policy == "goodput",
+        asynchronous=spec.experiment.training.mode == "async",
+        elsewhere=header.kind.is_elsewhere,
+    )
+    return replace(spec, entrypoint=entrypoint), store
 
 
 def _tidy(store: CheckpointStore, event: Event | None, controller: Controller) -> None:

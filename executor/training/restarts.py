@@ -64,35 +64,27 @@ def of_restart(
     begin = f"started again from the checkpoint of {counted(saved, 'iteration')}, the {kind} "
     unbroken = seen[saved][metric] if saved < len(seen) else None
     first, last = seen[0][metric], seen[saved - 1][metric]
-    again = f"{begin}starts from zero, as at each stage, and repeats its iterations; {_LOAD[kind == 'function']}"
+    zero = f"{begin}starts from zero, as at each stage, and repeats its iterations; {_LOAD[kind == 'function']}"
+    again = Restart(line=AGAIN, resumes=False, remark=zero)
     if how == "again":
-        return Restart(line=AGAIN, resumes=False, remark=again)
+        return again
     if found is None:
-        is_early = unbroken is not None
         early = f"{begin}ends without a report, and an unbroken run goes on; let it continue from what it has saved"
-        return Restart(problem=early if is_early else "")
+        return Restart(problem="" if unbroken is None else early)
     value = found[metric]
     if not how and not is_sure and value == first != unbroken:
-        return Restart(line=AGAIN, resumes=False, remark=again)
-    remark = ""
-    if how == "numbers":
-        remark = f"{begin}numbers its iterations from the first again; let it begin behind those in its checkpoint"
+        return again
     if how == "evaluates" and at_start is not None and _is_worse(at_start[metric], last, unbroken):
-        return Restart(
-            resumes=True,
-            problem=f"{begin}evaluates what it has loaded as {_both(metric, at_start[metric], last)}: the "
-            "restart changes it; restore all that the metric comes from: weights, averages, the best so far",
-        )
+        both = _both(metric, at_start[metric], last)
+        return _changed(f"{begin}evaluates what it has loaded as {both}: the restart changes it")
+    numbers = f"{begin}numbers its iterations from the first again; let it begin behind those in its checkpoint"
+    remark = numbers if how == "numbers" else ""
     if unbroken is None:
         return Restart(line=EVALUATES if how == "evaluates" else "", resumes=True if is_sure else None, remark=remark)
-    if value != unbroken and _is_lost(
-        value, unbroken, [each[metric] for each in seen], None if fresh is None else fresh[metric]
-    ):
-        return Restart(
-            resumes=True,
-            problem=f"{begin}reports {_both(metric, value, unbroken)} of an unbroken run: the restart changes it; "
-            "restore all that the metric comes from: weights, averages, the best so far",
-        )
+    values, of_fresh = [each[metric] for each in seen], None if fresh is None else fresh[metric]
+    if value != unbroken and _is_lost(value, unbroken, values, of_fresh):
+        both = _both(metric, value, unbroken)
+        return _changed(f"{begin}reports {both} of an unbroken run: the restart changes it")
     if how == "evaluates":
         return Restart(line=EVALUATES, resumes=True)
     if not how and value == last != unbroken:
@@ -101,20 +93,27 @@ def of_restart(
             "print the epoch beside the metric, or report no metric of what is loaded (docs/commands.md)"
         )
         return Restart(line=f"{TWICE} ({metric} {value:.6g})", resumes=True, remark=remark)
+    if value != unbroken and not is_sure:
+        return _unsure(_both(metric, value, unbroken), is_near=abs(value - unbroken) < abs(value - first) / 2.0)
     if _is_gross(value, unbroken) and abs(value - first) < abs(value - unbroken):
         remark = (
             f"{begin}reports {_both(metric, value, unbroken)} of an unbroken run, nearer to its first report: restore "
+            "all that training has changed"
         )
-        remark += "all that training has changed"
-    if value != unbroken and not is_sure:
-        near = abs(value - unbroken) < abs(value - first) / 2.0
-        line = f"resumes, as far as is known ({_both(metric, value, unbroken)})" if near else ""
-        line = (
-            line
-            or f"not known whether it resumes ({_both(metric, value, unbroken)}): print the epoch beside the metric"
-        )
-        return Restart(line=line, resumes=True if near else None)
     return Restart(line=exactly_or_not(metric, value, unbroken), resumes=True, remark=remark)
+
+
+def _changed(what: str) -> Restart:
+    """Return the verdict where the second start goes on, and not with what was saved."""
+    remedy = "restore all that the metric comes from: weights, averages, the best so far"
+    return Restart(resumes=True, problem=f"{what}; {remedy}")
+
+
+def _unsure(both: str, *, is_near: bool) -> Restart:
+    """Return the verdict where only the metric shows whether it goes on."""
+    if is_near:
+        return Restart(line=f"resumes, as far as is known ({both})", resumes=True)
+    return Restart(line=f"not known whether it resumes ({both}): print the epoch beside the metric")
 
 
 def _both(metric: str, found: float, unbroken: float) -> str:

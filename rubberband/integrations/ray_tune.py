@@ -20,8 +20,9 @@ import rubberband
 from rubberband.errors import InputError
 from rubberband.executor.checkpoints.folders import FolderCheckpoint
 from rubberband.executor.journal.folder import ExperimentFolder, open_folder
+from rubberband.executor.result.parts import TrialResult
 from rubberband.executor.result.restoring import kept_state
-from rubberband.executor.result.result import Result, TrialResult
+from rubberband.executor.result.result import Result
 from rubberband.installation import default_home
 from rubberband.integrations.ray_tune_options import (
     check_fields,

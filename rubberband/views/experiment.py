@@ -13,7 +13,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rubberband.client import models
-from rubberband.executor.result.result import Result, TrialResult
+from rubberband.executor.result.parts import TrialResult
+from rubberband.executor.result.result import Result
 from rubberband.values.command import entrypoint_text
 from rubberband.values.offer import PROFILE_LINE, BillLine
 from rubberband.values.submission import Submission

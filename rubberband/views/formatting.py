@@ -21,7 +21,8 @@ from rubberband.values.ranking import Merit
 if TYPE_CHECKING:
     from rubberband.executor.core.events import Gang
     from rubberband.executor.result.batch_history import BatchStretch
-    from rubberband.executor.result.result import Result, TrialResult
+    from rubberband.executor.result.parts import TrialResult
+    from rubberband.executor.result.result import Result
 
 
 def rounded(parts: Sequence[float], unit: float) -> list[float]:

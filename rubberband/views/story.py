@@ -24,7 +24,8 @@ from rubberband.executor.core.history import (
     TrialCut,
     TrialsJoined,
 )
-from rubberband.executor.result.result import Result, StageResult
+from rubberband.executor.result.parts import StageResult
+from rubberband.executor.result.result import Result
 from rubberband.units import counted, duration, gpus_each
 from rubberband.views.formatting import listed, printable, setting, usd
 

@@ -13,7 +13,8 @@ import yaml
 
 from rubberband.errors import InputError
 from rubberband.executor.core.events import Slot
-from rubberband.executor.result.result import Busy, Result, TrialResult
+from rubberband.executor.result.parts import Busy, TrialResult
+from rubberband.executor.result.result import Result
 from rubberband.executor.result.rows import paid_uses
 from rubberband.spec.loading import Dumper
 from rubberband.units import counted, duration

@@ -15,7 +15,7 @@ from rubberband.api.store.schema import SCOPES
 from rubberband.executor import CheckpointRef, make_store, trial_files
 from rubberband.executor.checkpoints.folders import pack
 from rubberband.executor.logs.pages import page
-from rubberband.executor.result.result import ArtifactResult, KeptCheckpoint
+from rubberband.executor.result.parts import ArtifactResult, KeptCheckpoint
 from rubberband.states import ExperimentState
 from tests.builders.fake_runs import FakeService, fake_service
 from tests.builders.results import FAULTS, a_result, cut_short

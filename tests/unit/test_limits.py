@@ -13,8 +13,9 @@ import pytest
 from rubberband.errors import InputError
 from rubberband.executor import best_trial, open_folder, rank
 from rubberband.executor.core.state import State, TrialReport, TrialState
-from rubberband.executor.result.result import Objective, Result, summarise
+from rubberband.executor.result.result import Objective, Result
 from rubberband.executor.result.rows import trial_rows
+from rubberband.executor.result.summary import summarise
 from rubberband.executor.run.follower import JournalFollower
 from rubberband.executor.sampling import known_results, propose
 from rubberband.running.run import load_result, run_experiment

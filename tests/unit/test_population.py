@@ -23,8 +23,8 @@ from rubberband.executor import (
     VirtualBackend,
     bill_usd,
 )
-from rubberband.executor.result.result import summarise
 from rubberband.executor.result.rows import trial_at
+from rubberband.executor.result.summary import summarise
 from rubberband.executor.virtual.fleet import TrialEnd
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.population import Pbt, scaled

@@ -13,7 +13,7 @@ from rubberband.api.store.schema import TokenRecord
 from rubberband.client import models
 from rubberband.executor import Extension, Outlook, TrialResult
 from rubberband.executor.core.history import RungResult
-from rubberband.executor.result.result import StageResult
+from rubberband.executor.result.parts import StageResult
 from rubberband.values.offer import BillLine
 from rubberband.values.submission import Summary
 from rubberband.values.worth import RestWorth

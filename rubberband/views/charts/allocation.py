@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from rubberband.executor.result.result import Busy, InstanceResult, Result
+from rubberband.executor.result.parts import Busy, InstanceResult
+from rubberband.executor.result.result import Result
 from rubberband.units import duration, format_duration
 from rubberband.views.charts.parts import (
     LEGEND,

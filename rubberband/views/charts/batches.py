@@ -10,7 +10,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from rubberband.executor.result.batch_history import BatchStretch
-from rubberband.executor.result.result import Result, TrialResult
+from rubberband.executor.result.parts import TrialResult
+from rubberband.executor.result.result import Result
 from rubberband.planner.goodput import choose
 from rubberband.units import counted, duration
 from rubberband.values.adaptive import GoodputProfile

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from rubberband.executor.result.result import Objective, Result, TrialResult
+from rubberband.executor.result.parts import TrialResult
+from rubberband.executor.result.result import Objective, Result
 from rubberband.units import counted, duration
 from rubberband.views.charts.parts import (
     CURVES,

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from rubberband.executor.result.result import Result, TrialResult
+from rubberband.executor.result.parts import TrialResult
+from rubberband.executor.result.result import Result
 from rubberband.spec.space import canonical
 from rubberband.views.charts.parts import SHADES, Figure, chart_text, decades, few_of_many
 from rubberband.views.formatting import finite, number, printable, ranked, setting

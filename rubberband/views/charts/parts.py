@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rubberband.executor.result.result import InstanceResult, Result, TrialResult
+from rubberband.executor.result.parts import InstanceResult, TrialResult
+from rubberband.executor.result.result import Result
 from rubberband.units import counted
 from rubberband.views.formatting import status
 from rubberband.views.story import stage_spans

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rubberband.executor.result.result import Result, TrialResult
+from rubberband.executor.result.parts import TrialResult
+from rubberband.executor.result.result import Result
 from rubberband.installation import install_hint
 from rubberband.spec.space import canonical
 from rubberband.units import counted

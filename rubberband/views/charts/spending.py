@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 
 from rubberband.executor.core.forecast import Forecast
-from rubberband.executor.result.result import InstanceResult, Result, TrialResult
+from rubberband.executor.result.parts import InstanceResult, TrialResult
+from rubberband.executor.result.result import Result
 from rubberband.executor.result.rows import paid_uses
 from rubberband.units import duration
 from rubberband.values.offer import SECONDS_PER_HOUR

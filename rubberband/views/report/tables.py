@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from rubberband.executor.core.bill import PaidTime
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.result.batch_history import BalanceStretch
-from rubberband.executor.result.result import InstanceResult, Objective, Result, TrialResult
+from rubberband.executor.result.parts import InstanceResult, TrialResult
+from rubberband.executor.result.result import Objective, Result
 from rubberband.units import counted, duration, format_bytes
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.worth import likelihood
