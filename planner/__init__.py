@@ -13,15 +13,7 @@ if TYPE_CHECKING:
     from rubberband.planner.asha import Simulations
     from rubberband.planner.curves import LEAST_REPORTS, Chain, Curve, Rest, rest_of
     from rubberband.planner.dag import CriticalTask, SimulatedPlan, simulate_job
-    from rubberband.planner.estimates import (
-        USER_PLAN,
-        Estimate,
-        Nearest,
-        Option,
-        estimate,
-        estimate_plan,
-        first_kept,
-    )
+    from rubberband.planner.estimates import USER_PLAN, Estimate, Nearest, Option, estimate, estimate_plan, first_kept
     from rubberband.planner.exact.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
     from rubberband.planner.exact.model import least_instances, predict, run_s
     from rubberband.planner.exact.solver import Box, Objective

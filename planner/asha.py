@@ -27,16 +27,7 @@ from rubberband.planner.noise.makespan import Seconds
 from rubberband.planner.noise.sampling import LEVELS, Samples, bits_of, factor_levels, spread_levels, varies
 from rubberband.planner.problem import Infeasible, Lane, Problem, surely_unreachable
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, slots
-from rubberband.values.plan import (
-    Distribution,
-    Market,
-    Plan,
-    Planned,
-    Prediction,
-    Stage,
-    StagePlan,
-    StagePrediction,
-)
+from rubberband.values.plan import Distribution, Market, Plan, Planned, Prediction, Stage, StagePlan, StagePrediction
 from rubberband.values.profile import Profile
 
 _MOST_LAUNCHES = 128

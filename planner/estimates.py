@@ -18,15 +18,7 @@ from rubberband.planner.planning import Point, frontier, method_of, plan
 from rubberband.planner.problem import Batch, Infeasible, JobPlan, Lane, Problem
 from rubberband.planner.search import keeps
 from rubberband.values.offer import Offer
-from rubberband.values.plan import (
-    Distribution,
-    Odds,
-    Plan,
-    PlanningConstraints,
-    Policy,
-    Prediction,
-    Stage,
-)
+from rubberband.values.plan import Distribution, Odds, Plan, PlanningConstraints, Policy, Prediction, Stage
 from rubberband.values.profile import Profile
 
 USER_PLAN = "user"

@@ -37,13 +37,7 @@ from rubberband.views.charts.learning import CURVES_PX, learning_curves
 from rubberband.views.charts.parallel_coordinates import Space
 from rubberband.views.charts.parts import Figure
 from rubberband.views.charts.search import contour, importance_chart, question_of, to_json
-from rubberband.views.formatting import (
-    TextTable,
-    printable,
-    setting,
-    status,
-    usd,
-)
+from rubberband.views.formatting import TextTable, printable, setting, status, usd
 from rubberband.views.report.page import (
     CHARTS,
     CONTENT_POLICY,

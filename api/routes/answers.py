@@ -24,15 +24,7 @@ from starlette.concurrency import run_in_threadpool
 import rubberband
 from rubberband.api import problems
 from rubberband.api.body import JSON_TYPE, json_object
-from rubberband.api.problems import (
-    INVALID,
-    KEY_BUSY,
-    KEY_REUSED,
-    MEDIA,
-    MEDIA_TYPE,
-    HttpProblem,
-    Kind,
-)
+from rubberband.api.problems import INVALID, KEY_BUSY, KEY_REUSED, MEDIA, MEDIA_TYPE, HttpProblem, Kind
 from rubberband.api.store import Store
 from rubberband.api.store.schema import KeptAnswer, Principal
 from rubberband.client.models import ProblemAnswer

@@ -9,15 +9,7 @@ from dataclasses import asdict
 
 import sqlalchemy as sql
 
-from rubberband.api.store.schema import (
-    DELETED,
-    FEED,
-    PROMISES,
-    PRUNED,
-    SUBMISSIONS,
-    label_columns,
-    labels_of,
-)
+from rubberband.api.store.schema import DELETED, FEED, PROMISES, PRUNED, SUBMISSIONS, label_columns, labels_of
 from rubberband.executor.journal.database import Database
 from rubberband.states import ExperimentState
 from rubberband.values.submission import LabelChange, Labels, Submission

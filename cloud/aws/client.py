@@ -25,11 +25,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ReadTimeoutError
 
 import rubberband
-from rubberband.cloud.aws.calls import (
-    OWNER_TAG,
-    AwsSession,
-    tags_in,
-)
+from rubberband.cloud.aws.calls import OWNER_TAG, AwsSession, tags_in
 from rubberband.cloud.aws.errors import FAILURES, explain, in_one_line
 from rubberband.cloud.aws.prices import TypeFacts
 from rubberband.cloud.provider import LEASE_EXPIRED

@@ -23,15 +23,7 @@ from typing import Any, NamedTuple
 from botocore.exceptions import ClientError
 
 from rubberband.cloud.aws.boot import head_script, made_of, remake_script, security_group
-from rubberband.cloud.aws.calls import (
-    OWNER_TAG,
-    ROLE_TAG,
-    AwsSession,
-    Machines,
-    Purchase,
-    by_tags,
-    launch_request,
-)
+from rubberband.cloud.aws.calls import OWNER_TAG, ROLE_TAG, AwsSession, Machines, Purchase, by_tags, launch_request
 from rubberband.cloud.aws.client import age, instances, type_facts, why_not_started
 from rubberband.cloud.aws.errors import FAILURES, code_of, in_one_line, verdict
 from rubberband.cloud.aws.handover import delete_secrets, put_secrets

@@ -17,15 +17,7 @@ from urllib.parse import unquote, urlsplit
 from botocore.exceptions import ClientError
 
 from rubberband.cloud.aws.boot import resolve
-from rubberband.cloud.aws.calls import (
-    AwsSession,
-    Machines,
-    NodeStart,
-    Purchase,
-    by_tags,
-    launch_request,
-    tags_of,
-)
+from rubberband.cloud.aws.calls import AwsSession, Machines, NodeStart, Purchase, by_tags, launch_request, tags_of
 from rubberband.cloud.aws.capacity import check_size, check_time, quotas, reservation_of
 from rubberband.cloud.aws.client import check_region, instances, type_facts
 from rubberband.cloud.aws.errors import FAILURES, code_of, explain, ignoring, in_one_line, lacks_rights, missing_action

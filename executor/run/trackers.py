@@ -25,12 +25,7 @@ from rubberband.executor.run.callbacks import CallbackThread, ReportInfo, RunInf
 from rubberband.executor.training.run_spec import RunSpec
 from rubberband.files import write_atomically
 from rubberband.spec.experiment import Experiment
-from rubberband.spec.observers import (
-    CsvTracker,
-    MlflowTracker,
-    TensorboardTracker,
-    WandbTracker,
-)
+from rubberband.spec.observers import CsvTracker, MlflowTracker, TensorboardTracker, WandbTracker
 
 LAST_S = 60.0
 """The longest wait for a tracker's last calls."""

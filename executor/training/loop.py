@@ -50,11 +50,7 @@ from rubberband.executor.training.checkpoint import (
     write,
 )
 from rubberband.executor.training.clocks import ComputeTimer
-from rubberband.executor.training.components import (
-    Component,
-    Division,
-    SharePolicy,
-)
+from rubberband.executor.training.components import Component, Division, SharePolicy
 from rubberband.executor.training.data import Feed, iteration_of
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import TrialFailure, refused

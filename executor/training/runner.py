@@ -27,19 +27,10 @@ from rubberband.executor.checkpoints.folders import FORMAT, FolderCheckpoint, is
 from rubberband.executor.checkpoints.folders import unpack as unpack_archive
 from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
-from rubberband.executor.training.failures import (
-    TrainingEnded,
-    TrialFailure,
-    one_line,
-    printable,
-    refused,
-)
+from rubberband.executor.training.failures import TrainingEnded, TrialFailure, one_line, printable, refused
 from rubberband.executor.training.reporting import current_session, in_functions
 from rubberband.executor.training.sampler import reseed
-from rubberband.executor.training.segment import (
-    BatchReport,
-    Segment,
-)
+from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.trial import TrainFunction, Trial, TrialContext, flat, tune_session
 from rubberband.executor.training.worker_process import ThreadSwitches, release_port
 from rubberband.units import counted, did_you_mean, shown

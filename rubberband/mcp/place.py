@@ -23,12 +23,7 @@ from rubberband.commands.experiment import RemoteExperiment, open_experiment
 from rubberband.commands.local_experiment import LocalExperiment, local_experiment
 from rubberband.commands.run import require_rest
 from rubberband.errors import InputError, RubberbandError
-from rubberband.executor.journal.folder import (
-    ExperimentFolder,
-    change_labels,
-    open_folder,
-    read_labels,
-)
+from rubberband.executor.journal.folder import ExperimentFolder, change_labels, open_folder, read_labels
 from rubberband.executor.journal.inbox import (
     HostedRun,
     holding,

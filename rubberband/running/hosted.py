@@ -21,15 +21,7 @@ from typing import TYPE_CHECKING
 from rubberband.errors import Cancelled, InputError, JournalError, RubberbandError, StoreAwayError
 from rubberband.executor.journal.database import PATIENCE_S, was_lost
 from rubberband.executor.journal.folder import ExperimentFolder, open_folder
-from rubberband.executor.journal.inbox import (
-    Ending,
-    HostedRun,
-    HostMark,
-    holding,
-    read_order,
-    write_ending,
-    write_mark,
-)
+from rubberband.executor.journal.inbox import Ending, HostedRun, HostMark, holding, read_order, write_ending, write_mark
 from rubberband.features import parts
 from rubberband.interrupts import ENDS, AtOnce
 from rubberband.values.kinds import kind_in

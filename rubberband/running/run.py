@@ -33,13 +33,7 @@ from rubberband.executor.training.run_spec import RunSpec
 from rubberband.features import parts
 from rubberband.files import require_home
 from rubberband.installation import home_at
-from rubberband.planning.candidates import (
-    batch_notes,
-    repeat_notes,
-    sampler_notes,
-    stand_in_speeds,
-    stop_notes,
-)
+from rubberband.planning.candidates import batch_notes, repeat_notes, sampler_notes, stand_in_speeds, stop_notes
 from rubberband.planning.clusters import on_cluster
 from rubberband.planning.feasible import PlannedExperiment, PlanningOptions, PricesAndQuotas, Profiles, planned
 from rubberband.planning.prices_and_quotas import cloud_prices_and_quotas, local_prices_and_quotas

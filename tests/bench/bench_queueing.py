@@ -6,11 +6,7 @@ import numpy as np
 
 from rubberband.planner.queueing import Network, blended, calibrated, curve, exact
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
-from tests.builders.parameter_server import (
-    gamma,
-    hybrid,
-    simulated_throughputs,
-)
+from tests.builders.parameter_server import gamma, hybrid, simulated_throughputs
 
 TIMES_MS = {
     "8 MB": (29, 72, 18, 72),

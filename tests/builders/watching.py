@@ -6,17 +6,7 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rubberband.executor import (
-    Controller,
-    DriverRequest,
-    Event,
-    Faults,
-    Job,
-    Journal,
-    Observer,
-    VirtualBackend,
-    drive,
-)
+from rubberband.executor import Controller, DriverRequest, Event, Faults, Job, Journal, Observer, VirtualBackend, drive
 from rubberband.views.live.view import Progress, observe, open_view
 from tests.builders.results import a_job
 from tests.builders.timed_requests import TimedInbox

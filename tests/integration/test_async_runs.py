@@ -15,11 +15,7 @@ import yaml
 from rubberband.executor import Result, TrialResult
 from tests.builders import trials
 from tests.builders.command_line import CommandLine
-from tests.builders.ec2_runs import (
-    Ec2CommandLine,
-    each_iteration_once,
-    ec2,
-)
+from tests.builders.ec2_runs import Ec2CommandLine, each_iteration_once, ec2
 from tests.builders.trials.paced_trials import UPDATES
 from tests.builders.waiting import eventually
 from tests.ec2.principals import BUCKET

@@ -10,14 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rubberband.executor import (
-    CheckpointStore,
-    Entrypoint,
-    Segment,
-    SegmentFailure,
-    SegmentReport,
-    open_store,
-)
+from rubberband.executor import CheckpointStore, Entrypoint, Segment, SegmentFailure, SegmentReport, open_store
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders import segments, trials
 from tests.builders.command_line import CommandLine

@@ -11,13 +11,7 @@ import pytest
 
 from rubberband.planner.balancing import Look, ShareLimits, make_balancer
 from rubberband.planner.balancing.paper import ENOUGH, Narx, OwnNarx
-from rubberband.planner.balancing.speed_balancer import (
-    Ema,
-    FixedPart,
-    Gated,
-    Memoryless,
-    NormalisedEma,
-)
+from rubberband.planner.balancing.speed_balancer import Ema, FixedPart, Gated, Memoryless, NormalisedEma
 from rubberband.values.balance import Balance, BalancePolicy, even_shares
 from tests.builders.balancing import CLUSTER, K80, M60, V100, Curve, best_s, even_limits, train
 

@@ -22,9 +22,7 @@ from rubberband.executor import (
     bill_usd,
     spending_without_released,
 )
-from rubberband.executor import (
-    spending as spending_of,
-)
+from rubberband.executor import spending as spending_of
 from rubberband.values.offer import Billing, BillLine, SideCost
 from tests.builders.jobs import JOB, SPOT
 from tests.builders.stories import LEASED, Story, at_its_sync, begun

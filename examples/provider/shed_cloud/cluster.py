@@ -12,13 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rubberband.cloud.node import LEASE_VARIABLE
-from rubberband.cloud.provider import (
-    ClusterProvider,
-    ClusterRequest,
-    Head,
-    InstanceDescription,
-    InstanceState,
-)
+from rubberband.cloud.provider import ClusterProvider, ClusterRequest, Head, InstanceDescription, InstanceState
 from rubberband.cloud.ray_head import ray_node
 from rubberband.cloud.ray_head.instance import DIRECTORY_TAG, INSTANCE_TAG, end_tagged, lock
 from rubberband.errors import ProviderError

@@ -51,14 +51,7 @@ from rubberband.executor.core.state import UNDER_WAY, LaneState, Phase, StageRec
 from rubberband.units import counted, duration, format_usd, gpus_each, in_unit
 from rubberband.values.offer import slots
 from rubberband.values.worth import RestWorth
-from rubberband.views.formatting import (
-    change,
-    listed,
-    number,
-    printable,
-    slow_workers,
-    unequal,
-)
+from rubberband.views.formatting import change, listed, number, printable, slow_workers, unequal
 from rubberband.views.story import instance_cap_changed, not_needed, sentence
 
 T = TypeVar("T")
