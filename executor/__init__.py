@@ -30,7 +30,8 @@ _MODULES = {
     "core.job": "Job brackets_of",
     "core.measured": "measured",
     "core.replanning": "decide_replan held_instances decide_within limits remaining",
-    "core.state": "GangRun Phase StageRecord State TrialReport TrialStatus",
+    "core.state": "GangRun Phase StageRecord State",
+    "core.trial_state": "TrialReport TrialStatus",
     "core.ranking": "best_trial is_result rank",
     "journal.folder": "ExperimentFolder Stamp folders open_folder stamp_of",
     "journal.inbox": (

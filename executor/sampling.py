@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from rubberband.errors import InputError
 from rubberband.executor.core.events import TrialForked, TrialsAdded, TrialsDrawn
 from rubberband.executor.core.forking import givers, takers
-from rubberband.executor.core.state import LaneState, State, TrialState, TrialStatus
+from rubberband.executor.core.state import LaneState, State
+from rubberband.executor.core.trial_state import TrialState, TrialStatus
 from rubberband.executor.journal.inbox import DriverRequest, NewTrials
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.samplers import Configuration, Path, completed, configured, hashed, leaves, sample, trial_seed

@@ -31,7 +31,8 @@ from rubberband.executor.core.forecast import expected_iterations, iterations_le
 from rubberband.executor.core.history import InstanceCapChanged
 from rubberband.executor.core.instances import apportioned
 from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import LaneState, State, TrialStatus
+from rubberband.executor.core.state import LaneState, State
+from rubberband.executor.core.trial_state import TrialStatus
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.run.follower import JournalFollower

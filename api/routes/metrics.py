@@ -26,7 +26,7 @@ from rubberband.api.routes.answers import only_documented
 from rubberband.api.store import Store
 from rubberband.cloud.pool import RemotePool
 from rubberband.errors import ProviderError
-from rubberband.executor.core.state import TrialStatus
+from rubberband.executor.core.trial_state import TrialStatus
 from rubberband.executor.result.result import Result
 from rubberband.spec.pool import pools_up
 from rubberband.states import OVER, ExperimentState

@@ -23,7 +23,7 @@ from rubberband.errors import CheckpointError, InputError
 from rubberband.executor.checkpoints import store_of
 from rubberband.executor.checkpoints.folders import is_archive
 from rubberband.executor.core.events import CheckpointRef
-from rubberband.executor.core.state import TrialStatus
+from rubberband.executor.core.trial_state import TrialStatus
 from rubberband.executor.result import rows
 from rubberband.executor.result.parts import TrialResult
 from rubberband.executor.result.result import Result

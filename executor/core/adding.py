@@ -15,7 +15,8 @@ from rubberband.executor.core import forking
 from rubberband.executor.core.events import TrialForked, TrialsAdded
 from rubberband.executor.core.history import TrialsJoined
 from rubberband.executor.core.job import Bracket
-from rubberband.executor.core.state import LaneState, Phase, State, TrialState, TrialStatus
+from rubberband.executor.core.state import LaneState, Phase, State
+from rubberband.executor.core.trial_state import TrialState, TrialStatus
 from rubberband.planner.exact.model import least_instances as instances_for
 from rubberband.values.plan import Plan, Stage, StagePlan, StagePrediction
 

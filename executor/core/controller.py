@@ -16,7 +16,6 @@ from collections.abc import Sequence
 
 from rubberband.executor.core import (
     adding,
-    bill,
     forking,
     idle_gpus,
     instances,
@@ -24,6 +23,7 @@ from rubberband.executor.core import (
     limits,
     promotion,
     stragglers,
+    stranding,
 )
 from rubberband.executor.core import trials as attempts
 from rubberband.executor.core.ends import ends_search
@@ -60,10 +60,10 @@ from rubberband.executor.core.history import LimitsExtended, Pause
 from rubberband.executor.core.instances import INSTANCE_EVENTS, sort_out
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.ranking import is_result, rank
-from rubberband.executor.core.state import UNDER_WAY, LaneState, Phase, StageRecord, State, TrialState, TrialStatus
+from rubberband.executor.core.state import LaneState, Phase, StageRecord, State
+from rubberband.executor.core.trial_state import UNDER_WAY, TrialState, TrialStatus
 from rubberband.executor.core.trials import starts
 from rubberband.executor.core.worth import results_of
-from rubberband.units import format_usd
 from rubberband.values.worth import RestWorth
 
 PAUSE_S = 30.0
@@ -72,6 +72,7 @@ PAUSE_S = 30.0
 
 _ASKED = (LimitsChanged, AllotmentChanged, CancelRequested, TrialStopRequested, TrialsAdded)
 _PROGRESS = (TrialStarted, TrialRepeated, TrialReported, TrialArtifact)
+_OfAttempt = TrialStarted | TrialRepeated | TrialReported | TrialArtifact | TrialEnded | TrialFailed | CheckpointLost
 
 
 class Controller:
@@ -192,23 +193,15 @@ class Controller:
 
     def _note(self, event: Event) -> LaneState | None:
         """Take it in; return the lane that it is about, or None for all of them."""
+        if isinstance(event, _OfAttempt):
+            trial = self.state.trials[event.trial]
+            lane = self.state.lane_of_trial(trial)
+            if trial.status is TrialStatus.RUNNING and trial.attempt == event.attempt:
+                self._note_attempt(lane, trial, event)
+            elif isinstance(event, TrialReported) and event.late:
+                self._commands += attempts.note_late(lane, trial, event)
+            return lane
         match event:
-            case (
-                TrialStarted()
-                | TrialRepeated()
-                | TrialReported()
-                | TrialArtifact()
-                | TrialEnded()
-                | TrialFailed()
-                | CheckpointLost()
-            ):
-                trial = self.state.trials[event.trial]
-                lane = self.state.lane_of_trial(trial)
-                if trial.status is TrialStatus.RUNNING and trial.attempt == event.attempt:
-                    self._note_trial(lane, trial, event)
-                elif isinstance(event, TrialReported) and event.late:
-                    self._commands += attempts.note_late(lane, trial, event)
-                return lane
             case Started():
                 self._begin(event.occurred_at)
             case DriverResumed():
@@ -233,12 +226,7 @@ class Controller:
                 self._commands += instances.note(self.state, event)
         return None
 
-    def _note_trial(
-        self,
-        lane: LaneState,
-        trial: TrialState,
-        event: TrialStarted | TrialRepeated | TrialReported | TrialArtifact | TrialEnded | TrialFailed | CheckpointLost,
-    ) -> None:
+    def _note_attempt(self, lane: LaneState, trial: TrialState, event: _OfAttempt) -> None:
         match event:
             case TrialStarted():
                 attempts.note_started(lane, trial, event.occurred_at)
@@ -538,7 +526,7 @@ class Controller:
 
         Unless all of them failed and no trial has ever reported, or it is the last bracket and there is no result.
         """
-        state, stage = self.state, lane.stage
+        state = self.state
         failed = [trial.failure for trial in contenders if trial.status is TrialStatus.FAILED and trial.failure]
         is_last = len(state.active()) == 1 and lane.bracket.end_stage == lane.end_stage
         goes_on = len(failed) < len(contenders) or not contenders or any(trial.reports for trial in state.trials)
@@ -546,14 +534,7 @@ class Controller:
             self._go_to(lane, lane.bracket.end_stage)
             return
         lane.phase = Phase.FINISHED
-        name, stopped = self.job.stage_name(stage.stage), "" if len(failed) == len(contenders) else " or was stopped"
-        reason = f"every trial of {name} was stopped before its first report"
-        if failed:
-            kind, message = failed[0]
-            reason = f"every trial of {name} failed{stopped}; the first one {kind}: {message}"
-        if limits.failed_blameless(state):
-            reason += f"; `rubberband resume {self.job.name}` tries again"
-        self._end("failed", reason)
+        self._end("failed", stranding.without_a_trial(lane, failed, whole=len(failed) == len(contenders)))
 
     def _end_lane(self, lane: LaneState) -> None:
         """A lane is over: its instances go on to others, or are given back."""
@@ -599,45 +580,8 @@ class Controller:
 
     def _strand(self, lane: LaneState) -> None:
         """No instance is to be had for a lane: it waits for what others give back, as long as there are others."""
-        if not any(self._goes_on(other) for other in self.state.active() if other is not lane):
-            self._end_stranded(lane)
-
-    def _goes_on(self, lane: LaneState) -> bool:
-        """Whether a lane trains, or will without further ado."""
-        if lane.runners or not lane.waiters or lane.phase is Phase.PLANNING:
-            return True
-        if lane.waits_for_instances:
-            return False
-        return launching.awaited(lane) or bool(starts(lane))
-
-    def _end_stranded(self, lane: LaneState) -> None:
-        state = self.state
-        last = next((record for record in reversed(state.instances.values()) if record.reason), None)
-        cut_short = last is not None and limits.cut_short(self.job, last)
-        if state.fleet.failed_starts and not cut_short and last is not None and last.failed_start:
-            self._end_unstarted()
-            return
-        unnamed = "none came" if self.job.max_cost_usd is None else "max_cost leaves room for none"
-        reason = f"no instance to train on: {unnamed if last is None else last.reason}"
-        if (enough_usd := launching.needed_usd(lane)) is not None:
-            reason += f"; max_cost of {format_usd(enough_usd)} would buy one on demand instead of spot"
-        if last is not None and cut_short:
-            reason += f"; max_cost paid for {last.first_lease_s:.0f} s of {last.instance}, which was not ready by then"
-        if limits.affordable(state) and not cut_short:
-            state.stranded = True
-            self._end("failed", f"{reason}; run `rubberband resume {self.job.name}` once one is available")
-        else:
-            self._end("budget", reason)
-
-    def _end_unstarted(self) -> None:
-        """No instance gets ready: the cause comes first, and a resume tries again."""
-        job, state = self.job, self.state
-        reason = f"{limits.fails_to_start(state)}; {format_usd(bill.bill_usd(state, state.now))} spent"
-        if limits.affordable(state):
-            state.stranded = True
-            self._end("failed", f"{reason}; fix it, then rubberband resume {job.name}")
-        else:
-            self._end("budget", f"{reason}; max_cost leaves room for no other instance")
+        if not any(stranding.goes_on(other) for other in self.state.active() if other is not lane):
+            self._end(*stranding.end_of(lane))
 
     def _wind_up(self) -> None:
         """Release what is held; when nothing is left, finish."""

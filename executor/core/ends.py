@@ -15,7 +15,8 @@ from rubberband.executor.core.history import Rule, SearchEnd, TrialCut
 from rubberband.executor.core.measured import measured
 from rubberband.executor.core.progress import Curves, merit_of
 from rubberband.executor.core.ranking import repeats_of
-from rubberband.executor.core.state import LaneState, State, TrialState, TrialStatus
+from rubberband.executor.core.state import LaneState, State
+from rubberband.executor.core.trial_state import TrialState, TrialStatus
 from rubberband.units import counted, duration, format_usd
 from rubberband.values.stopping import NoImprovement
 from rubberband.values.worth import RestWorth

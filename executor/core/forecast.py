@@ -19,7 +19,8 @@ from rubberband.executor.core.events import Gang
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.own_speeds import OwnSpeed, updated
-from rubberband.executor.core.state import LaneState, Phase, State, TrialState, TrialStatus, stage_iterations
+from rubberband.executor.core.state import LaneState, Phase, State, stage_iterations
+from rubberband.executor.core.trial_state import TrialState, TrialStatus
 from rubberband.features import part
 from rubberband.planner.exact.model import least_instances as instances_for
 from rubberband.values.offer import slots

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 
 from rubberband.executor.core.events import CheckpointRef, Command, DiscardCheckpoint, TrialForked
 from rubberband.executor.core.history import Fork
-from rubberband.executor.core.state import ConfigSpan, LaneState, State, TrialState, TrialStatus
+from rubberband.executor.core.state import LaneState, State
+from rubberband.executor.core.trial_state import ConfigSpan, TrialState, TrialStatus
 
 
 def fork(state: State, event: TrialForked) -> list[Command]:

@@ -32,7 +32,8 @@ from rubberband.executor.core.forecast import (
     stage_left,
 )
 from rubberband.executor.core.history import Regrouped
-from rubberband.executor.core.state import LaneState, Phase, TrialState
+from rubberband.executor.core.state import LaneState, Phase
+from rubberband.executor.core.trial_state import TrialState
 from rubberband.planner.exact.model import least_instances
 from rubberband.values.profile import until_end
 

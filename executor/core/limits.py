@@ -10,7 +10,8 @@ from rubberband.executor.core.ends import idle_until, reaching
 from rubberband.executor.core.events import FailureKind
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import LaneState, Phase, State, TrialState, TrialStatus
+from rubberband.executor.core.state import LaneState, Phase, State
+from rubberband.executor.core.trial_state import TrialState, TrialStatus
 from rubberband.units import MONEY_SLACK_USD, counted, format_usd
 
 SHORTEST_HOLD_S = 0.01

@@ -16,7 +16,8 @@ from statistics import fmean, median
 from rubberband.executor.core.events import Slot
 from rubberband.executor.core.forecast import gang_factor
 from rubberband.executor.core.own_speeds import OwnSpeed, OwnSpeeds, own_speeds, with_metric
-from rubberband.executor.core.state import UNDER_WAY, GangRun, LaneState, State, TrialReport, TrialState, TrialStatus
+from rubberband.executor.core.state import GangRun, LaneState, State
+from rubberband.executor.core.trial_state import UNDER_WAY, TrialReport, TrialState, TrialStatus
 from rubberband.features import part
 from rubberband.units import counted, format_duration, format_usd
 from rubberband.values.asynchronous import AsyncTimes, AsyncUse

@@ -13,7 +13,7 @@ from rubberband.values.ranking import Ranking
 from rubberband.values.stopping import Patience, Plateau, StopRules, is_evaluated
 
 if TYPE_CHECKING:
-    from rubberband.executor.core.state import TrialReport, TrialState
+    from rubberband.executor.core.trial_state import TrialReport, TrialState
 
 
 @dataclass(slots=True, kw_only=True)

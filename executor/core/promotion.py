@@ -11,7 +11,8 @@ from rubberband.executor.core.events import Command
 from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.history import InstanceCapChanged, Promotion
 from rubberband.executor.core.ranking import repeats_of
-from rubberband.executor.core.state import LaneState, TrialStatus
+from rubberband.executor.core.state import LaneState
+from rubberband.executor.core.trial_state import TrialStatus
 from rubberband.executor.core.trials import pause
 
 

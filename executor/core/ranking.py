@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rubberband.executor.core.state import State, TrialState, TrialStatus
+from rubberband.executor.core.state import State
+from rubberband.executor.core.trial_state import TrialState, TrialStatus
 from rubberband.values.ranking import Merit, Ranking, Standing
 
 

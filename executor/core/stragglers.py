@@ -22,7 +22,8 @@ from rubberband.executor.core.forecast import forecast, running_left_s, stage_le
 from rubberband.executor.core.history import HungInstance, Replacement
 from rubberband.executor.core.instances import release
 from rubberband.executor.core.launching import allow_another_launch
-from rubberband.executor.core.state import LaneState, Phase, State, TrialState, TrialStatus
+from rubberband.executor.core.state import LaneState, Phase, State
+from rubberband.executor.core.trial_state import TrialState, TrialStatus
 from rubberband.executor.core.trials import stop
 from rubberband.values.balance import BalanceUse
 

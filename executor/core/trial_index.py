@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rubberband.executor.core.state import TrialState
+    from rubberband.executor.core.trial_state import TrialState
 
 
 class _Trials:

@@ -22,16 +22,8 @@ from rubberband.executor.core.idle_gpus import regrouped
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.placement import place
 from rubberband.executor.core.ranking import merit, repeats_of
-from rubberband.executor.core.state import (
-    UNDER_WAY,
-    Artifact,
-    GangRun,
-    LaneState,
-    State,
-    TrialReport,
-    TrialState,
-    TrialStatus,
-)
+from rubberband.executor.core.state import GangRun, LaneState, State
+from rubberband.executor.core.trial_state import UNDER_WAY, Artifact, TrialReport, TrialState, TrialStatus
 from rubberband.values.stopping import is_evaluated
 
 SHORTEST_HANG_S = 60.0

@@ -17,7 +17,8 @@ from rubberband.executor.core.forecast import Forecast, forecast
 from rubberband.executor.core.job import Bracket, Job
 from rubberband.executor.core.progress import merit_of
 from rubberband.executor.core.ranking import best_trial, is_result, merit, repeats_of
-from rubberband.executor.core.state import LaneState, State, TrialState, TrialStatus
+from rubberband.executor.core.state import LaneState, State
+from rubberband.executor.core.trial_state import TrialState, TrialStatus
 from rubberband.values.worth import RestWorth
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rubberband.executor.core.events import Gang
-from rubberband.executor.core.state import GangRun, TrialReport
+from rubberband.executor.core.state import GangRun
+from rubberband.executor.core.trial_state import TrialReport
 from rubberband.values.balance import BalanceUse
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rubberband import markup
 from rubberband.errors import InputError
-from rubberband.executor.core.state import TrialStatus
+from rubberband.executor.core.trial_state import TrialStatus
 from rubberband.executor.result.parts import Busy, StageResult, TrialResult
 from rubberband.executor.result.result import Result, best_iteration
 from rubberband.installation import require

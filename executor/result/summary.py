@@ -30,7 +30,8 @@ from rubberband.executor.core.history import (
 )
 from rubberband.executor.core.limits import can_go_on
 from rubberband.executor.core.ranking import best_trial, standing
-from rubberband.executor.core.state import GangRun, LaneState, Phase, State, TrialState
+from rubberband.executor.core.state import GangRun, LaneState, Phase, State
+from rubberband.executor.core.trial_state import TrialState
 from rubberband.executor.result.batch_history import balance_history, batch_history, copied
 from rubberband.executor.result.parts import (
     ArtifactResult,

@@ -19,7 +19,8 @@ from rubberband.errors import InputError
 from rubberband.executor.core.bill import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, TrialReported
-from rubberband.executor.core.state import Phase, StageRecord, State, TrialStatus
+from rubberband.executor.core.state import Phase, StageRecord, State
+from rubberband.executor.core.trial_state import TrialStatus
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.result.result import Result
 from rubberband.executor.run.follower import JournalFollower

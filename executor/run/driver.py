@@ -34,7 +34,8 @@ from rubberband.executor.core.events import (
 from rubberband.executor.core.fleet import GONE
 from rubberband.executor.core.forking import takers
 from rubberband.executor.core.replanning import decide, decide_within
-from rubberband.executor.core.state import LaneState, State, TrialStatus
+from rubberband.executor.core.state import LaneState, State
+from rubberband.executor.core.trial_state import TrialStatus
 from rubberband.executor.core.worth import is_due, value_rest
 from rubberband.executor.journal.inbox import Add, Asked, RequestQueue, Requests
 from rubberband.executor.journal.journal import EventLog

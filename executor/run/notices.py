@@ -30,7 +30,7 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, InstanceLost, InstanceRefused
 from rubberband.executor.core.history import HungInstance, Replacement
 from rubberband.executor.core.ranking import best_trial
-from rubberband.executor.core.state import TrialStatus
+from rubberband.executor.core.trial_state import TrialStatus
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.run.follower import JournalFollower, outcome_of
 from rubberband.executor.training.run_spec import RunSpec

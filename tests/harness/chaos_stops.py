@@ -12,7 +12,7 @@ from random import Random
 
 from rubberband.executor import Controller, Event, Job, LimitsChanged, State, TrialReported, TrialStatus
 from rubberband.executor.core.history import SearchEnd, TrialCut
-from rubberband.executor.core.state import TrialState
+from rubberband.executor.core.trial_state import TrialState
 from rubberband.values.stopping import Median, NoImprovement, Patience, Plateau, StopRules
 from rubberband.values.worth import RestWorth
 

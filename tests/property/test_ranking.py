@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rubberband.executor import rank
-from rubberband.executor.core.state import TrialReport, TrialState
+from rubberband.executor.core.trial_state import TrialReport, TrialState
 from rubberband.values.ranking import Limit, Ranking
 
 VALUES = st.floats(-5, 5) | st.sampled_from([0.0, 1.0, math.nan, math.inf])

@@ -12,7 +12,8 @@ import pytest
 
 from rubberband.errors import InputError
 from rubberband.executor import best_trial, open_folder, rank
-from rubberband.executor.core.state import State, TrialReport, TrialState
+from rubberband.executor.core.state import State
+from rubberband.executor.core.trial_state import TrialReport, TrialState
 from rubberband.executor.result.result import Objective, Result
 from rubberband.executor.result.rows import trial_rows
 from rubberband.executor.result.summary import summarise

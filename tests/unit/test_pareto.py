@@ -15,7 +15,7 @@ from rubberband.api.dashboard.experiment_texts import Asked, table_page
 from rubberband.errors import InputError
 from rubberband.executor import Result, TrialReport, TrialStatus, best_trial, open_folder
 from rubberband.executor.core.ranking import rank
-from rubberband.executor.core.state import TrialState
+from rubberband.executor.core.trial_state import TrialState
 from rubberband.executor.result.result import Objective, front
 from rubberband.running.run import load_result, run_experiment
 from rubberband.spec.experiment import Experiment

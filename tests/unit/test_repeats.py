@@ -10,7 +10,8 @@ import pytest
 from rubberband.errors import InputError
 from rubberband.executor import TrialStatus, TrialStopRequested, best_trial, open_folder, rank, sampling
 from rubberband.executor.core.ranking import standing
-from rubberband.executor.core.state import State, TrialReport, TrialState
+from rubberband.executor.core.state import State
+from rubberband.executor.core.trial_state import TrialReport, TrialState
 from rubberband.executor.result.rows import trial_rows
 from rubberband.running.run import load_result, run_experiment
 from rubberband.spec.experiment import Experiment

@@ -34,7 +34,7 @@ from rubberband.executor import (
 from rubberband.executor.core.history import SearchEnd, TrialCut
 from rubberband.executor.core.job import Bracket
 from rubberband.executor.core.limits import can_go_on
-from rubberband.executor.core.state import TrialStatus
+from rubberband.executor.core.trial_state import TrialStatus
 from rubberband.executor.journal.journal import decode_job, encode_job
 from rubberband.planner.exact.model import predict
 from rubberband.planning.candidates import stop_notes

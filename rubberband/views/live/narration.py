@@ -47,7 +47,8 @@ from rubberband.executor.core.history import (
 )
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.ranking import best_trial, standing
-from rubberband.executor.core.state import UNDER_WAY, LaneState, Phase, StageRecord, State, TrialState, TrialStatus
+from rubberband.executor.core.state import LaneState, Phase, StageRecord, State
+from rubberband.executor.core.trial_state import UNDER_WAY, TrialState, TrialStatus
 from rubberband.units import counted, duration, format_usd, gpus_each, in_unit
 from rubberband.values.offer import slots
 from rubberband.values.worth import RestWorth

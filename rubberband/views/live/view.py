@@ -30,8 +30,9 @@ from rubberband.executor.core.forecast import Forecast, expected_iterations, for
 from rubberband.executor.core.history import Promotion
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.ranking import best_trial, standing
-from rubberband.executor.core.state import LaneState, Phase, StageRecord, State, TrialState, TrialStatus
+from rubberband.executor.core.state import LaneState, Phase, StageRecord, State
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
+from rubberband.executor.core.trial_state import TrialState, TrialStatus
 from rubberband.executor.run.driver import Observer
 from rubberband.units import counted, duration, gpus_each, in_unit
 from rubberband.values.asynchronous import AsyncUse
