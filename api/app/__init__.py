@@ -34,7 +34,7 @@ from rubberband.api.problems import (
     HttpProblem,
     problem_of,
 )
-from rubberband.api.routes import Service, events, experiments, metrics, plans, trials
+from rubberband.api.routes import Service, changes, details, events, experiments, metrics, plans, trials
 from rubberband.api.routes import service as about_service
 from rubberband.api.routes.answers import HEAD, DocumentedApp, invalid
 from rubberband.api.routes.events import EventFeed
@@ -50,6 +50,8 @@ from rubberband.views.experiment import plain, to_bytes
 _ROUTERS = (
     plans.router,
     experiments.router,
+    changes.router,
+    details.router,
     trials.router,
     events.router,
     about_service.router,

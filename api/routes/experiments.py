@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
@@ -16,7 +15,6 @@ from starlette.concurrency import run_in_threadpool
 
 from rubberband.api.body import read_experiment, require_allowed
 from rubberband.api.experiments.admission import OvertakenError, planned_of
-from rubberband.api.experiments.extending import Wanted
 from rubberband.api.plans.previews import PlanAnswer, PreviewOptions
 from rubberband.api.problems import (
     CONFLICT,
@@ -33,7 +31,6 @@ from rubberband.api.problems import (
     PROVIDER,
     REFUSED,
     TOO_LONG,
-    UNAVAILABLE,
     HttpProblem,
     Kind,
 )
@@ -54,10 +51,7 @@ from rubberband.api.routes.answers import (
 )
 from rubberband.api.store.schema import Principal
 from rubberband.client import models
-from rubberband.executor.journal.inbox import NewTrials
-from rubberband.executor.result.result import Result
 from rubberband.spec.experiment import Experiment
-from rubberband.spec.fields import Usd
 from rubberband.states import ExperimentState
 from rubberband.units import shown
 from rubberband.values.plan import Policy
@@ -68,63 +62,7 @@ _SUBMISSION_TRIES = 5
 """Others may take the room of a plan while it is made."""
 
 
-class ExtendBody(BaseModel):
-    """Other limits for an experiment, of which only raising is granted, another target, or more trials."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
-
-    deadline: str | float | None = Field(
-        default=None, description="A duration such as `40m` (from the submission), seconds, or an absolute time."
-    )
-    max_cost: Annotated[Usd, Field(gt=0)] | None = Field(
-        default=None, description="In US dollars, such as `5` or `$5`."
-    )
-    target: float | None = Field(default=None, description="The value of the metric that ends the search.")
-    num_samples: str | int | None = Field(
-        default=None, description="More trials, such as `+16`, or how many the search is to have in all."
-    )
-    dry_run: bool = Field(default=True, description="Only show what would change; false changes it.")
-
-
-class AddBody(BaseModel):
-    """A configuration to add to a search."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
-
-    configuration: dict[str, Any] = Field(
-        default_factory=dict, description="Values of parameters; others are drawn, or as in `clone_of`."
-    )
-    clone_of: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="The trial whose configuration this changes."
-    )
-    from_checkpoint: bool = Field(
-        default=False, description="Continue from the latest checkpoint of `clone_of`, not from the beginning."
-    )
-    dry_run: bool = Field(default=True, description="Only show what would change; false changes it.")
-
-
-class LimitBody(BaseModel):
-    """How many instances a running experiment may hold from now on."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    max_instances: Annotated[int, Field(ge=0, le=100_000)] | None = Field(
-        description="0 pauses it; null lifts the limit: as many as its file allows."
-    )
-
-
-def read_limits(body: bytes, media_type: str) -> ExtendBody:
-    """Parse the limits in a request's body. Raises Problem: MEDIA, MALFORMED, or INVALID."""
-    require_json(media_type)
-    limits = read_object(
-        ExtendBody, body, "an extension; send an object: deadline, max_cost, target or num_samples, and dry_run"
-    )
-    if all(value is None for value in (limits.deadline, limits.max_cost, limits.target, limits.num_samples)):
-        raise HttpProblem(INVALID, "neither deadline, max_cost, target nor num_samples is given; give one of them")
-    return limits
-
-
-_Route = TypeVar("_Route", bound=Callable[..., Response | Awaitable[Response]])
+Route = TypeVar("Route", bound=Callable[..., Response | Awaitable[Response]])
 
 
 router = APIRouter(tags=["experiments"], prefix="/v1/experiments", dependencies=[Depends(only_documented)])
@@ -306,7 +244,7 @@ def get_experiment(service: Serving, _reader: Reader, experiment: Known) -> Resp
 
 def action(
     router: APIRouter, path: str, summary: str, operation_id: str, accepted: str, *refused: Kind, **more: Any
-) -> Callable[[_Route], _Route]:
+) -> Callable[[Route], Route]:
     """Return the decorator of an action that is asked of an experiment's process; `accepted` is the meaning of 202."""
     return router.post(
         f"/{{name}}/{path}",
@@ -368,231 +306,6 @@ async def acted(
 
     return await once(service.store, service.settings.clock, given, act)
 
-
-@router.post(
-    "/{name}/extend",
-    summary="Extend an experiment's deadline, budget or trials, or change its target",
-    operation_id="extendExperiment",
-    response_model=models.ExtensionView,
-    openapi_extra=json_body(
-        ExtendBody,
-        {
-            "look": {"summary": "Effect of half an hour more", "value": {"deadline": "50m"}},
-            "do": {"summary": "Do it", "value": {"deadline": "50m", "max_cost": 12.5, "dry_run": False}},
-            "trials": {"summary": "Sixteen more trials", "value": {"num_samples": "+16", "dry_run": False}},
-        },
-    ),
-    responses={
-        200: example("Expected time and cost, before and after.", "extension") | {"headers": REPLAYED_HEADER},
-        **refusals(NOT_FOUND, CONFLICT, MEDIA, INVALID, TOO_LONG, UNAVAILABLE, *KEYED),
-    },
-)
-async def extend(
-    request: Request, service: Serving, principal: Submitter, experiment: Known, body: Body, key: IdempotencyKey = None
-) -> Response:
-    """Shows what other limits or more trials would change; with `dry_run: false` they are in force from then on.
-
-    The trials of a search that has ended are trained once it is resumed.
-    """
-    limits = read_limits(body, request.headers.get("content-type", ""))
-    wanted = Wanted(
-        deadline=limits.deadline, max_cost_usd=limits.max_cost, target=limits.target, num_samples=limits.num_samples
-    )
-    return await _changed(request, service, principal, experiment.name, body, key, wanted, dry_run=limits.dry_run)
-
-
-@router.post(
-    "/{name}/trials",
-    summary="Add a trial to a search",
-    operation_id="addTrial",
-    response_model=models.ExtensionView,
-    openapi_extra=json_body(
-        AddBody,
-        {
-            "look": {"summary": "Effect of a configuration", "value": {"configuration": {"lr": 0.01}}},
-            "do": {"summary": "Add it", "value": {"configuration": {"lr": 0.01}, "dry_run": False}},
-            "clone": {
-                "summary": "Another trial with a change",
-                "value": {"clone_of": 3, "configuration": {"lr": 1e-4}, "from_checkpoint": True, "dry_run": False},
-            },
-        },
-    ),
-    responses={
-        200: example("Expected time and cost, before and after.", "extension") | {"headers": REPLAYED_HEADER},
-        **refusals(NOT_FOUND, CONFLICT, MEDIA, INVALID, TOO_LONG, UNAVAILABLE, *KEYED),
-    },
-)
-async def add_trial(
-    request: Request, service: Serving, principal: Submitter, experiment: Known, body: Body, key: IdempotencyKey = None
-) -> Response:
-    """Shows what a trial of this configuration would change; with `dry_run: false` it joins the search.
-
-    The trial of a search that has ended is trained once it is resumed.
-    """
-    require_json(request.headers.get("content-type", ""))
-    asked_for = read_object(AddBody, body, "a trial; send an object with configuration, clone_of or both, and dry_run")
-    trials = NewTrials(
-        configuration=asked_for.configuration,
-        clone_of=asked_for.clone_of,
-        from_checkpoint=asked_for.from_checkpoint,
-    )
-    wanted, dry_run = Wanted(trials=trials), asked_for.dry_run
-    return await _changed(request, service, principal, experiment.name, body, key, wanted, dry_run=dry_run)
-
-
-async def _changed(
-    request: Request,
-    service: Service,
-    principal: Principal,
-    name: str,
-    body: bytes,
-    key: str | None,
-    wanted: Wanted,
-    *,
-    dry_run: bool,
-) -> Response:
-    """Answer what other limits or trials change, and ask for them unless it is a dry run."""
-    given = asked(request, principal, key, body)
-    asked_for, extensions = (service.plans, name, wanted, caller_of(request)), service.runs.extensions
-    if dry_run:
-        return json_answer(views_json.extension_view(await extensions.outlook(*asked_for)))
-
-    async def act() -> Response:
-        id = given.request or secrets.token_hex(16)
-        found = await extensions.planned_and_granted(*asked_for, request=id)
-        return json_answer(views_json.extension_view(found))
-
-    return await once(service.store, service.settings.clock, given, act)
-
-
-@action(
-    router,
-    "limit",
-    "Limit a running experiment's instances",
-    "limitExperiment",
-    "Asked of its driver; `summary.max_instances` shows it in force.",
-    MEDIA,
-    INVALID,
-    openapi_extra=json_body(
-        LimitBody, {"two": {"summary": "At most two instances from now on", "value": {"max_instances": 2}}}
-    ),
-)
-async def limit(
-    request: Request, service: Serving, principal: Submitter, experiment: Known, body: Body, key: IdempotencyKey = None
-) -> Response:
-    """Fewer: trials stop at their next checkpoints and instances are given back. More: it grows within the stage.
-
-    The rest is planned again at once, where plans are not held fixed. The resources of its file stay the upper limit.
-    """
-    require_json(request.headers.get("content-type", ""))
-    asked_for = read_object(LimitBody, body, "a limit; send an object with max_instances")
-    effect = partial(service.runs.limit, max_instances=asked_for.max_instances)
-    return await acted(request, service, principal, key, effect, experiment.name)
-
-
-# Details of one experiment: allocations, costs, decisions, logs, and the report.
-
-
-MAX_TRIAL = (1 << 31) - 1
-
-
-def part(
-    router: APIRouter, path: str, summary: str, id: str, model: type, description: str, sample: str, *refused: Kind
-) -> Callable[[_Route], _Route]:
-    """Declare a route below an experiment; `sample` is an example of its answer."""
-    responses = {200: example(description, sample), **refusals(NOT_FOUND, *refused)}
-    return router.get(f"/{{name}}{path}", summary=summary, operation_id=id, response_model=model, responses=responses)
-
-
-@part(
-    router,
-    "/allocations",
-    "Get an experiment's instances and their use",
-    "getAllocations",
-    models.Allocations,
-    "Instances, busy GPUs, and the plan.",
-    "allocations",
-)
-def get_allocations(service: Serving, _reader: Reader, experiment: Known) -> Response:
-    """All instants are seconds from the start. Empty until it began."""
-    return json_answer(views_json.allocations(service.runs.result(experiment.name)))
-
-
-@part(
-    router,
-    "/costs",
-    "Get an experiment's bill",
-    "getCosts",
-    models.Costs,
-    "The bill so far, against plan and cap.",
-    "costs",
-)
-def get_costs(service: Serving, _reader: Reader, experiment: Known) -> Response:
-    """In US dollars, by stage and by instance, and where the paid time of GPUs went."""
-    return json_answer(views_json.costs(experiment, service.runs.result(experiment.name)))
-
-
-@part(
-    router,
-    "/decisions",
-    "Get an experiment's decisions",
-    "listDecisions",
-    models.Decisions,
-    "Decisions and extensions, in order.",
-    "decisions",
-)
-def list_decisions(service: Serving, _reader: Reader, experiment: Known) -> Response:
-    """At the end of each stage the rest is planned again; also how limits were extended."""
-    return json_answer(views_json.decisions(service.runs.result(experiment.name)))
-
-
-@part(router, "/logs", "Read an experiment's logs", "readLogs", models.LogPage, "Lines, oldest first.", "logs", INVALID)
-def read_logs(
-    service: Serving,
-    _reader: Reader,
-    experiment: Known,
-    source: Annotated[
-        Literal["trials", "process"], Query(description="Output of the trials, or of the experiment's process.")
-    ] = "trials",
-    trial: Annotated[int | None, Query(ge=0, le=MAX_TRIAL, description="Only lines of this trial.")] = None,
-    cursor: Annotated[str | None, Query(max_length=4000, description="`next` of the previous answer.")] = None,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="The largest number of lines to return.")] = 1000,
-    search: Annotated[
-        str, Query(max_length=200, description="Only lines with this text, in upper or lower case.", examples=["epoch"])
-    ] = "",
-) -> Response:
-    """Ask again with `next` for what was printed since; a search has more to read until `next` stays the same."""
-    lines, following = service.runs.lines(
-        experiment.name, source=source, trial=trial, cursor=cursor, limit=limit, search=search
-    )
-    return json_answer({"lines": [{"trial": line.trial, "text": line.text} for line in lines], "next": following})
-
-
-@part(
-    router,
-    "/report",
-    "Get an experiment's report",
-    "getReport",
-    models.Report,
-    "As `rubberband report -o json` prints it.",
-    "report",
-    CONFLICT,
-)
-def get_report(service: Serving, _reader: Reader, experiment: Known) -> Response:
-    """The best configuration, stages, time and cost planned against actual, and all trials; also while it runs."""
-    return json_answer(views_json.plain(begun(service, experiment).to_json()))
-
-
-def begun(service: Service, experiment: Submission) -> Result:
-    """Return the result so far. Raises Problem CONFLICT before the start."""
-    result = service.runs.result(experiment.name)
-    if result is None:
-        state = experiment.state.value
-        raise HttpProblem(CONFLICT, f"experiment {experiment.name!r} is {state}: there is nothing to report yet; wait")
-    return result
-
-
-# Labels of an experiment, and its end.
 
 _Tags = Annotated[
     tuple[str, ...],

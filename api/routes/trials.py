@@ -17,7 +17,8 @@ from fastapi.responses import Response, StreamingResponse
 from rubberband.api.problems import CONFLICT, INVALID, NOT_FOUND, UNAVAILABLE, HttpProblem
 from rubberband.api.routes import Known, Reader, Serving, Submitter
 from rubberband.api.routes.answers import IdempotencyKey, json_answer, only_documented, refusals
-from rubberband.api.routes.experiments import acted, action, begun, part
+from rubberband.api.routes.details import begun, part
+from rubberband.api.routes.experiments import acted, action
 from rubberband.client import models
 from rubberband.errors import CheckpointError, InputError
 from rubberband.executor.checkpoints import store_of
