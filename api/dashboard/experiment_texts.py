@@ -38,7 +38,8 @@ from rubberband.views.formatting import (
     usd,
     usd_decimals,
 )
-from rubberband.views.report.tables import interruptions, measured, outcome, tells_start_failures
+from rubberband.views.report.headlines import measured, outcome, tells_start_failures
+from rubberband.views.report.tables import interruptions
 from rubberband.views.story import cells, is_last_of_bracket
 from rubberband.views.story import sentence as sentence_of
 

@@ -145,7 +145,7 @@ def best(
         values = {key: plain(getattr(found, key)) for key in names}
         print_json({"schema": "rubberband.best/1", "name": result.name, "metric": result.metric, **values})
         return
-    from rubberband.views.report.tables import best_lines
+    from rubberband.views.report.headlines import best_lines
 
     print("\n".join(best_lines(result)))
 

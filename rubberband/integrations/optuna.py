@@ -16,7 +16,8 @@ from typing import Any, Literal, NoReturn
 
 from rubberband.errors import InputError
 from rubberband.executor.training.reporting import current_session, report
-from rubberband.spec.space import Domain, between, choice, grid_index, parse
+from rubberband.spec.quantiles import grid_index
+from rubberband.spec.space import Domain, between, choice, parse
 from rubberband.values.environment import SPACE
 
 _MANY = 1000

@@ -14,9 +14,10 @@ from pydantic import Field, model_validator
 
 from rubberband.errors import InputError
 from rubberband.spec.fields import Count, fault
+from rubberband.spec.quantiles import grid_index
 from rubberband.spec.samplers import Path, SamplerType, configured, leaves
 from rubberband.spec.scheduling import Scheduler
-from rubberband.spec.space import DOMAINS, Domain, SubSpace, grid_index
+from rubberband.spec.space import DOMAINS, Domain, SubSpace
 from rubberband.units import nearest, shown
 from rubberband.values.plan import Stage
 from rubberband.values.schedulers import Exchange

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from rubberband.errors import InputError
-from rubberband.spec.space import DOMAINS, Domain, SubSpace, canonical, grid_index
+from rubberband.spec.quantiles import grid_index
+from rubberband.spec.space import DOMAINS, Domain, SubSpace, canonical
 from rubberband.units import nearest, shown
 
 SamplerType = Literal["random", "grid", "quasi", "optuna"]

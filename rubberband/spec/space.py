@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from inspect import cleandoc, signature
-from itertools import islice
 from statistics import NormalDist
 from typing import Any
 
 from rubberband.errors import InputError
+from rubberband.spec import quantiles
+from rubberband.spec.quantiles import grid_index, multiple
 from rubberband.units import nearest, shown, whole
 
 _LARGEST_INTEGER = 2**53
@@ -91,7 +91,7 @@ class Domain:
         q = self.arguments.get("q")
         if q is None:
             return value
-        return q * round(value / q) if DOMAINS[self.kind].whole else _multiple(value, q)
+        return q * round(value / q) if DOMAINS[self.kind].whole else multiple(value, q)
 
     def probability(self, value: float) -> float:
         """Return the share of a normal distribution below a value."""
@@ -189,52 +189,6 @@ def grid_search(values: Sequence[Any]) -> Domain:
     return Domain("grid", {"values": values})
 
 
-def _between(u: float, lower: float, upper: float) -> float:
-    return min(max(lower * (1.0 - u) + upper * u, lower), upper) + 0.0
-
-
-def _log_between(u: float, lower: float, upper: float, base: float = 10) -> float:
-    return min(max(math.exp(_between(u, math.log(lower), math.log(upper))), lower), upper) + 0.0
-
-
-def _normal(u: float, mean: float, sd: float) -> float:
-    return NormalDist(mean, sd).inv_cdf(u)
-
-
-def _multiple(value: float, q: float, lower: float = -math.inf, upper: float = math.inf) -> float:
-    """Return the multiple of `q` nearest to `value` within the bounds, as the decimal number that people mean by it."""
-    count = round(value / q)
-    if math.isfinite(lower):
-        count = max(math.ceil(grid_index(lower, q)), min(count, math.floor(grid_index(upper, q))))
-    return float(count * Decimal(repr(q)))
-
-
-def grid_index(value: float, q: float) -> float:
-    """Return how often `q` is in the value: a whole number for a multiple of `q`, although 0.3 / 0.1 is none."""
-    count = value / q
-    return float(round(count)) if math.isclose(count, round(count), rel_tol=1e-13, abs_tol=1e-9) else count
-
-
-def _whole(u: float, lower: int, upper: int) -> int:
-    return min(lower + math.floor(u * (upper - lower)), upper - 1)
-
-
-def _whole_log(u: float, lower: int, upper: int, base: float) -> int:
-    return max(lower, min(math.floor(_log_between(u, lower, upper)), upper - 1))
-
-
-def _whole_multiple(u: float, lower: int, upper: int, q: int) -> int:
-    return q * _whole(u, -(-lower // q), upper // q + 1)
-
-
-def _whole_log_multiple(u: float, lower: int, upper: int, q: int, base: float) -> int:
-    return q * max(-(-lower // q), min(round(_log_between(u, lower, upper) / q), upper // q))
-
-
-def _one_of(u: float, values: Sequence[Any]) -> Any:
-    return values[_whole(u, 0, len(values))]
-
-
 @dataclass(frozen=True, slots=True)
 class DomainType:
     """One row of the table of domains; the first line of its constructor's docstring is in the JSON Schema."""
@@ -257,43 +211,43 @@ _BOUNDS = {"lower": ..., "upper": ...}
 DOMAINS = {
     row.name.lower(): row
     for row in (
-        DomainType("Uniform", uniform, _between, _BOUNDS, (0.5, 0.99)),
+        DomainType("Uniform", uniform, quantiles.between, _BOUNDS, (0.5, 0.99)),
         DomainType(
             "QUniform",
             quniform,
-            lambda u, lower, upper, q: _multiple(_between(u, lower, upper), q, lower, upper),
+            lambda u, lower, upper, q: multiple(quantiles.between(u, lower, upper), q, lower, upper),
             _BOUNDS | {"q": ...},
             (0.0, 0.5, 0.1),
         ),
-        DomainType("LogUniform", loguniform, _log_between, _BOUNDS | {"base": 10}, (1e-4, 1e-1)),
+        DomainType("LogUniform", loguniform, quantiles.log_between, _BOUNDS | {"base": 10}, (1e-4, 1e-1)),
         DomainType(
             "QLogUniform",
             qloguniform,
-            lambda u, lower, upper, q, base: _multiple(_log_between(u, lower, upper), q, lower, upper),
+            lambda u, lower, upper, q, base: multiple(quantiles.log_between(u, lower, upper), q, lower, upper),
             _BOUNDS | {"q": ..., "base": 10},
             (0.001, 1.0, 0.001),
         ),
-        DomainType("Randn", randn, _normal, {"mean": 0.0, "sd": 1.0}, (0.0, 1.0)),
+        DomainType("Randn", randn, quantiles.normal, {"mean": 0.0, "sd": 1.0}, (0.0, 1.0)),
         DomainType(
             "QRandn",
             qrandn,
-            lambda u, mean, sd, q: _multiple(_normal(u, mean, sd), q),
+            lambda u, mean, sd, q: multiple(quantiles.normal(u, mean, sd), q),
             {"mean": ..., "sd": ..., "q": ...},
             (0.0, 1.0, 0.5),
         ),
-        DomainType("Randint", randint, _whole, _BOUNDS, (1, 9), whole=True),
-        DomainType("LogRandint", lograndint, _whole_log, _BOUNDS | {"base": 10}, (16, 1025), whole=True),
-        DomainType("QRandint", qrandint, _whole_multiple, _BOUNDS | {"q": 1}, (16, 256, 16), whole=True),
+        DomainType("Randint", randint, quantiles.whole, _BOUNDS, (1, 9), whole=True),
+        DomainType("LogRandint", lograndint, quantiles.whole_log, _BOUNDS | {"base": 10}, (16, 1025), whole=True),
+        DomainType("QRandint", qrandint, quantiles.whole_multiple, _BOUNDS | {"q": 1}, (16, 256, 16), whole=True),
         DomainType(
             "QLogRandint",
             qlograndint,
-            _whole_log_multiple,
+            quantiles.whole_log_multiple,
             _BOUNDS | {"q": ..., "base": 10},
             (16, 1024, 16),
             whole=True,
         ),
-        DomainType("Choice", choice, _one_of, {"values": ...}, (["sgd", "adam"],)),
-        DomainType("Grid", grid_search, _one_of, {"values": ...}, ([0.01, 0.1],)),
+        DomainType("Choice", choice, quantiles.one_of, {"values": ...}, (["sgd", "adam"],)),
+        DomainType("Grid", grid_search, quantiles.one_of, {"values": ...}, ([0.01, 0.1],)),
     )
 }
 """Every domain under its `type` in an experiment file. A logarithmic one has a `base`."""
@@ -427,7 +381,7 @@ def _check_within(domain: Domain, value: Any) -> None:
         upper -= whole and "q" not in arguments  # as in Ray Tune, the end of a range of whole numbers is outside
         if not lower <= value <= upper:
             raise InputError(f"{value} is outside {domain.kind} from {lower} to {upper}; move it inside, or widen that")
-    if "q" in arguments and not math.isclose(value, _multiple(value, arguments["q"]), rel_tol=1e-9, abs_tol=1e-12):
+    if "q" in arguments and not math.isclose(value, multiple(value, arguments["q"]), rel_tol=1e-9, abs_tol=1e-12):
         raise InputError(f"{value} is no multiple of q={arguments['q']}; round it")
 
 
@@ -452,7 +406,7 @@ def parse(value: object, *, depth: int = 0) -> Any:
         return value
     if (domain := foreign(value)) is not None:
         return domain
-    if isinstance(value, str) and (line := _domain_meant(value)):
+    if isinstance(value, str) and (line := domain_meant(value)):
         raise InputError(
             f"{shown(value)} is a text, not a domain; write {line}, or {{type: choice, values: [{shown(value)}]}} if "
             "the text is meant"
@@ -479,20 +433,20 @@ def parse(value: object, *, depth: int = 0) -> Any:
     return Domain(kind, {**arguments, **given})
 
 
-_NUMBER = r"[-+]?(?:\d{1,20}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,3})?"
-_RANGE = re.compile(rf"({_NUMBER}) ?(\.\.\.?|\u2026|\u2013|~|-|to) ?({_NUMBER})", re.ASCII)
-_NUMBERS = re.compile(rf"{_NUMBER}(?: ?, ?{_NUMBER})+", re.ASCII)
+NUMBER = r"[-+]?(?:\d{1,20}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,3})?"
+_RANGE = re.compile(rf"({NUMBER}) ?(\.\.\.?|\u2026|\u2013|~|-|to) ?({NUMBER})", re.ASCII)
+_NUMBERS = re.compile(rf"{NUMBER}(?: ?, ?{NUMBER})+", re.ASCII)
 _CALL = re.compile(r"(?:\w{1,30}\.)?(\w{1,30})\((.{0,200})\)", re.ASCII)
 _MOST_TEXT = 200
 
 
-def _domain_meant(text: str) -> str:
+def domain_meant(text: str) -> str:
     """Return the line to write for a text that stands for a domain, such as `1e-4..1e-1`; "" for other texts."""
     text = " ".join(text.split()) if len(text) <= _MOST_TEXT else ""
     if match := _RANGE.fullmatch(text):
         lower, sign, upper = match.groups()
         if sign != "-" or not (lower + upper).isdigit():  # 10-20 may be a name
-            return _range_meant(lower, upper)
+            return range_meant(lower, upper)
     if _NUMBERS.fullmatch(text):
         return f"{{type: choice, values: [{text}]}}"
     if match := _CALL.fullmatch(text):
@@ -501,7 +455,7 @@ def _domain_meant(text: str) -> str:
     return ""
 
 
-def _range_meant(lower: str, upper: str) -> str:
+def range_meant(lower: str, upper: str) -> str:
     lower, upper = sorted((lower, upper), key=float)
     least, most = float(lower), float(upper)
     if lower.isdigit() and upper.isdigit():
@@ -536,54 +490,6 @@ def _type_meant(words: Mapping[Any, Any]) -> str:
     if len(words) == 1 and kind in DOMAINS and isinstance(arguments, list):
         return f"write {_call_meant(kind, ', '.join(map(str, arguments)))}"
     return f"add one of {', '.join(DOMAINS)}, as in {{type: uniform, lower: 0, upper: 1}}"
-
-
-_WORDS_IN_QUOTES = ("true", "false", "null", "none", "yes", "no", "on", "off")
-
-
-def constant_notes(space: Mapping[str, Any], *, is_typed: bool, at: str = "space") -> Iterator[str]:
-    """Yield remarks on constants and options that look like something else: a list of values, a text like a number.
-
-    `is_typed`: trials get values, not words of a command line, which are all texts.
-    """
-    for name, value in space.items():
-        here = f"{at}.{name}"
-        if isinstance(value, list) and (advice := _list_meant(value)):
-            yield f"{here}: {shown(value)} is a constant: each trial gets the whole list; {advice}."
-        options = value.options if isinstance(value, Domain) else (value,)
-        of_texts = (note for text in options if isinstance(text, str) for note in _text_notes(here, text, is_typed))
-        yield from islice(of_texts, 1)
-        for option in options:
-            if isinstance(option, SubSpace):
-                yield from constant_notes(option.space, is_typed=is_typed, at=f"{here}.{option.name}")
-            elif any(isinstance(part, Mapping) and {"lower", "upper"} <= part.keys() for part in _parts(option)):
-                yield f"{here}: {shown(option)} is a constant; for a range write {{type: uniform, lower: …, upper: …}}."
-
-
-def _parts(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list) else (value,)
-
-
-def _list_meant(values: list[Any]) -> str:
-    """Return the lines to write for a list of different numbers or texts; "" for other lists."""
-    if not values or not all(isinstance(value, bool | int | float | str) for value in values):
-        return ""
-    texts = list(map(canonical, values))
-    if len(set(texts)) < len(texts):
-        return ""
-    advice = f"to draw one of its values, write {{type: choice, values: {shown(values)}}}"
-    if len(values) == 2 and all(re.fullmatch(_NUMBER, text) for text in texts):
-        advice += f", and to draw between them {_range_meant(*texts)}"
-    return advice
-
-
-def _text_notes(at: str, text: str, is_typed: bool) -> Iterator[str]:
-    if is_typed and re.fullmatch(_NUMBER, text, re.ASCII):
-        yield f"{at}: {shown(text)} is a text, not a number; write {text} without quotes if the number is meant."
-    elif is_typed and text.lower() in _WORDS_IN_QUOTES and (text.lower() != "none" or text == "None"):
-        yield f"{at}: {shown(text)} is a text, which Python takes for true; write true, false or null without quotes."
-    elif line := _domain_meant(text):
-        yield f"{at}: {shown(text)} is a constant, not a domain; write {line} if that is meant."
 
 
 def to_words(value: Any) -> Any:

@@ -12,7 +12,7 @@ from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile
 from rubberband.views.document import render_document
-from rubberband.views.report.tables import headlines
+from rubberband.views.report.headlines import headlines
 from rubberband.views.report.text import MOST_TRIALS, tables
 from tests.builders.virtual_runs import run_virtual
 

@@ -28,7 +28,8 @@ from rubberband.planner.exact.model import predict
 from rubberband.spec.search import Search
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.views.charts.learning import learning_curves
-from rubberband.views.report.tables import best_lines, exchanges, schedule
+from rubberband.views.report.headlines import best_lines, schedule
+from rubberband.views.report.tables import exchanges
 from tests.builders.jobs import JOB, OFFER
 from tests.builders.stories import Story, begun, checkpoint
 

@@ -26,7 +26,7 @@ from rubberband.values.plan import Plan
 from rubberband.values.ranking import Limit, Ranking
 from rubberband.values.stopping import StopRules
 from rubberband.views.formatting import best_card, ranked
-from rubberband.views.report.tables import best_lines, headlines
+from rubberband.views.report.headlines import best_lines, headlines
 from rubberband.views.report.text import tables
 from rubberband.views.trial import lead
 from tests.builders.experiment_words import words

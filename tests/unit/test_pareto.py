@@ -21,8 +21,9 @@ from rubberband.running.run import load_result, run_experiment
 from rubberband.spec.experiment import Experiment
 from rubberband.values.ranking import Ranking
 from rubberband.views.charts.learning import trade_off
+from rubberband.views.report.headlines import headlines
 from rubberband.views.report.page import render_html
-from rubberband.views.report.tables import headlines, pareto
+from rubberband.views.report.tables import pareto
 from rubberband.views.report.text import tables
 from tests.builders.experiment_words import words
 from tests.builders.jobs import JOB

@@ -20,7 +20,8 @@ from rubberband.spec.search import Search
 from rubberband.values.plan import Plan, Stage
 from rubberband.values.ranking import Limit, Ranking
 from rubberband.views.formatting import ranked
-from rubberband.views.report.tables import headlines, trials
+from rubberband.views.report.headlines import headlines
+from rubberband.views.report.tables import trials
 from tests.builders.experiment_words import words
 from tests.builders.jobs import JOB
 from tests.builders.stories import Story, begun

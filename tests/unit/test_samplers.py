@@ -13,7 +13,7 @@ from ray import tune
 
 import rubberband
 from rubberband.errors import InputError
-from rubberband.spec import samplers, space
+from rubberband.spec import samplers, space, space_notes
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.space import DOMAINS
 from tests.builders.tables import cases
@@ -224,17 +224,17 @@ def test_an_object_is_no_parameter() -> None:
 
 @cases("value", "note")
 def test_a_constant_that_looks_like_a_domain_or_a_number_is_named(value: Any, note: str) -> None:
-    (found,) = space.constant_notes({"x": space.parse(value)}, is_typed=True)
+    (found,) = space_notes.constant_notes({"x": space.parse(value)}, is_typed=True)
     assert note in found
 
 
 @pytest.mark.parametrize("value", [3, "adam", "none", [64, 64], [[3, 3], [5, 5]], [], rubberband.choice([[1, 2], [3]])])
 def test_other_constants_pass_without_a_word(value: Any) -> None:
-    assert not list(space.constant_notes({"x": space.parse(value)}, is_typed=True))
+    assert not list(space_notes.constant_notes({"x": space.parse(value)}, is_typed=True))
 
 
 def test_words_of_a_command_are_texts_anyway() -> None:
-    assert not list(space.constant_notes({"x": "1e-3", "y": rubberband.choice(["1", "2"])}, is_typed=False))
+    assert not list(space_notes.constant_notes({"x": "1e-3", "y": rubberband.choice(["1", "2"])}, is_typed=False))
 
 
 @pytest.mark.parametrize("domain", [value for value in KINDS.values() if value != 3], ids=lambda domain: domain.kind)

@@ -44,7 +44,8 @@ from rubberband.units import duration
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.ranking import Limit
 from rubberband.values.stopping import Median, NoImprovement, Patience, StopRules
-from rubberband.views.report.tables import comparison, headlines
+from rubberband.views.report.headlines import headlines
+from rubberband.views.report.tables import comparison
 from rubberband.views.story import sentence
 from tests.builders.jobs import JOB
 from tests.builders.memory import MemoryInbox, MemoryJournal

@@ -17,8 +17,9 @@ from rubberband.executor import DriverRequest, Entrypoint, ExperimentFolder, Fau
 from rubberband.planning.prices_and_quotas import cloud_prices_and_quotas
 from rubberband.running.profile import MeasuredProfile, measure_profile
 from rubberband.running.run import RunOptions, run_experiment
-from rubberband.spec.experiment import Batch, Experiment
+from rubberband.spec.experiment import Experiment
 from rubberband.spec.profile_file import load_profile
+from rubberband.spec.training import Batch
 from rubberband.values.adaptive import BatchLimits, GoodputProfile, Throughput
 from rubberband.values.plan import Spent
 from tests.builders.adaptive_backend import AdaptiveBackend

@@ -21,8 +21,9 @@ from rubberband.views.experiment import trial_view
 from rubberband.views.formatting import slow_workers, worker_values
 from rubberband.views.live.status import stage_table
 from rubberband.views.live.view import open_view, progress_html
+from rubberband.views.report.headlines import headlines
 from rubberband.views.report.page import charts_of, render_html, script_json
-from rubberband.views.report.tables import batch_sizes, headlines, stages, workers
+from rubberband.views.report.tables import batch_sizes, stages, workers
 from rubberband.views.report.text import MOST_TRIALS
 from rubberband.views.trial import gangs, lead, trial_cards
 from tests.builders.adaptive_runs import MODEL, adaptive_result

@@ -29,8 +29,9 @@ from rubberband.views.document import print_document
 from rubberband.views.experiment import costs
 from rubberband.views.formatting import ranked
 from rubberband.views.report import page as report_html
+from rubberband.views.report.headlines import headlines
 from rubberband.views.report.page import render_html, script_json
-from rubberband.views.report.tables import failures, headlines, paid_time, stages
+from rubberband.views.report.tables import failures, paid_time, stages
 from rubberband.views.report.text import tables
 from tests.builders.jobs import JOB
 from tests.builders.results import EVERY_RESULT, FAULTS, a_result, cut_short, hostile, render

@@ -19,7 +19,8 @@ from rubberband.executor.core.worth import results_of, worth_of
 from rubberband.executor.journal.journal import decode_event, encode_event
 from rubberband.values.worth import RestWorth, likelihood
 from rubberband.views.live.narration import Narrator
-from rubberband.views.report.tables import headlines, worths
+from rubberband.views.report.headlines import headlines
+from rubberband.views.report.tables import worths
 from rubberband.views.story import story
 from tests.builders.sampled_runs import Objective, SampledRun, an_experiment
 

@@ -37,21 +37,18 @@ from rubberband.views.charts.search import (
 )
 from rubberband.views.charts.spending import SPEND_NOTE, spend
 from rubberband.views.formatting import Card, TextTable, best_card, bill, cost_card, finite, time_card
+from rubberband.views.report.headlines import failed_alike, outcome, schedule, tells_start_failures
 from rubberband.views.report.tables import (
     batch_sizes,
     comparison,
     decisions,
     exchanges,
-    failed_alike,
     failures,
     incidents,
-    outcome,
     paid_time,
     pareto,
     purchases,
-    schedule,
     stages,
-    tells_start_failures,
     trials,
     updates,
     workers,

@@ -7,19 +7,17 @@ from dataclasses import replace
 from rubberband.executor.result.result import Result
 from rubberband.views.document import WIDTH, indented, more, print_document
 from rubberband.views.formatting import TextTable, bill
+from rubberband.views.report.headlines import failed_alike, headlines, schedule
 from rubberband.views.report.tables import (
     batch_sizes,
     comparison,
     decisions,
     exchanges,
-    failed_alike,
     failures,
-    headlines,
     incidents,
     paid_time,
     pareto,
     purchases,
-    schedule,
     stages,
     trials,
     updates,
