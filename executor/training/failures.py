@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from linecache import getline
 from typing import TYPE_CHECKING, Any
@@ -347,3 +347,26 @@ def release(device: torch.device) -> None:
     if device.type == "cuda":
         gc.collect()
         sys.modules["torch"].cuda.empty_cache()
+
+
+_OF_RANK = re.compile(r"^\[rank\d+\]:\s?")
+_FRAME = re.compile(r"Traceback \(most recent call last\)|  File \"")
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(:|$)")
+_OF_LAUNCHERS = re.compile(r"[\w.]*(ChildFailedError|CalledProcessError)\b")
+"""Exceptions of torchrun and of accelerate, which follow from that of the program."""
+_ERROR = re.compile(r"([^\s:]+: )?(fatal )?error: \S", re.IGNORECASE)
+"""The last line of a parser of options: `train.py: error: …`, `Error: …`."""
+
+
+def error_in(lines: Sequence[str]) -> str:
+    """Return the line of the last exception in the last lines of a program, or of an error; empty without any."""
+    error, is_trace = "", False
+    for line in (_OF_RANK.sub("", each.rstrip()) for each in lines):
+        if _FRAME.match(line):
+            is_trace = True
+        elif is_trace and _EXCEPTION.match(line):
+            is_trace = False
+            error = error if error and _OF_LAUNCHERS.match(line) else line
+        elif not is_trace and _ERROR.match(line):
+            error = line
+    return error

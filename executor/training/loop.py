@@ -59,7 +59,8 @@ from rubberband.executor.training.gpu_rows import Residence
 from rubberband.executor.training.loading import LoaderSettings, Part
 from rubberband.executor.training.metrics import Evaluation
 from rubberband.executor.training.options import build_optimizer, check_words
-from rubberband.executor.training.runner import Runner, Steps, clean_metrics, expect, positive
+from rubberband.executor.training.reported import clean_metrics
+from rubberband.executor.training.runner import Runner, Steps, expect, positive
 from rubberband.executor.training.sampler import Batching, FixedBatching, GlobalBatch, GlobalBatchSampler, reseed
 from rubberband.executor.training.schedule import LrSchedule, fixed_steps
 from rubberband.executor.training.segment import BatchReport, Segment

@@ -24,7 +24,7 @@ from rubberband.executor.training.data import Feed, num_samples
 from rubberband.executor.training.failures import is_out_of_memory, refused, release
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.loading import Part
-from rubberband.executor.training.runner import to_float
+from rubberband.executor.training.reported import to_float
 from rubberband.executor.training.sampler import Indices, reseed
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import Mean, TorchTrial, override_of

@@ -22,7 +22,7 @@ from rubberband.executor.training.failures import RanOut, TrialFailure, is_out_o
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.metrics import Means, Weighed, Weighing, Weight, loss_and_metrics
 from rubberband.executor.training.options import Group, Precision
-from rubberband.executor.training.runner import to_float
+from rubberband.executor.training.reported import to_float
 from rubberband.executor.training.sampler import Batching, GlobalBatch, Indices
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import FIXED, TorchTrial, override_of

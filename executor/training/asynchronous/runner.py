@@ -25,7 +25,8 @@ from rubberband.executor.training.failures import refused
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.loop import TorchRunner
 from rubberband.executor.training.metrics import Means
-from rubberband.executor.training.runner import Steps, clean_metrics
+from rubberband.executor.training.reported import clean_metrics
+from rubberband.executor.training.runner import Steps
 from rubberband.executor.training.sampler import FixedBatching, GlobalBatch, GlobalBatchSampler, reseed
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.torch_trial import ASYNC_REFUSAL, TorchTrial

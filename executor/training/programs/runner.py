@@ -7,13 +7,10 @@ import json
 import math
 import os
 import re
-import select
 import shutil
-import socket
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,14 @@ from rubberband.executor.checkpoints import Payload
 from rubberband.executor.checkpoints.folders import pack, unpack
 from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.failures import TrainingEnded, TrialFailure, UnclearMetric, WorkerTrace, refused
+from rubberband.executor.training.failures import (
+    TrainingEnded,
+    TrialFailure,
+    UnclearMetric,
+    WorkerTrace,
+    error_in,
+    refused,
+)
 from rubberband.executor.training.guard import NOT_STARTED
 from rubberband.executor.training.guarded_process import GuardedProcess
 from rubberband.executor.training.programs.counting import WHY, Counting, ReadFiles, Seen
@@ -37,8 +41,10 @@ from rubberband.executor.training.programs.printed import (
     newest,
     signature,
 )
-from rubberband.executor.training.reporting import BEGUN, CHECKPOINT, CONFIG, GO_ON, LINE, short
-from rubberband.executor.training.runner import Runner, Steps, clean_metrics
+from rubberband.executor.training.programs.report_socket import LOOK_S, Reports
+from rubberband.executor.training.reported import clean_metrics
+from rubberband.executor.training.reporting import CHECKPOINT, CONFIG, LINE
+from rubberband.executor.training.runner import Runner, Steps
 from rubberband.executor.training.segment import Segment
 from rubberband.units import counted, shown
 from rubberband.values.command import Metrics, ProgramCommand
@@ -51,7 +57,6 @@ _MOST_LINES = 20
 """Lines of an iteration's output that are compared with those of another start."""
 LONG_S = 30.0
 """An iteration that is ended after more seconds has a line in the trial's log: it may have hung."""
-_LOOK_S = 0.02
 _FORMED_LOOK_S = 0.1
 _SHARD_LOOK_S = 1.0
 _LATE = 0.1
@@ -128,7 +133,7 @@ class CommandRunner(Runner):
         self._words: list[str] = []
         self._program: GuardedProcess | None = None
         self._printed: Printed | None = None
-        self._reports = _Reports(self._place / "line")
+        self._reports = Reports(self._place / "line")
         self._has_formed = segment.num_workers == 1 or command.launch == "machine"
         self._formed_look_at = 0.0
 
@@ -190,7 +195,7 @@ class CommandRunner(Runner):
                     break
                 raise failure
             yield
-            time.sleep(_LOOK_S)
+            time.sleep(LOOK_S)
         self._require_whole()  # of an iteration that took no longer than a look
         if self._program is not None:
             self._program.end()
@@ -280,7 +285,7 @@ class CommandRunner(Runner):
         wait_s = _EXIT_S if is_over else min(_EXIT_S, max(_LEAST_EXIT_S, _EXIT_PART * took_s))
         until = time.monotonic() + wait_s
         self._printed.go_on()
-        while (code := self._program.wait(_LOOK_S)) is None and time.monotonic() < until:
+        while (code := self._program.wait(LOOK_S)) is None and time.monotonic() < until:
             if self._has_new_line():
                 return
             self._printed.go_on()
@@ -523,7 +528,7 @@ class CommandRunner(Runner):
         """Wait for another worker's failure or end, of which this one's may come. Raises GangBroken if it failed."""
         deadline = time.monotonic() + _WORD_S
         while not self._gang.broken and not self._gang.is_over and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+            time.sleep(LOOK_S)
         self._gang.check()
 
     def _not_started(self, code: int) -> str:
@@ -544,90 +549,3 @@ class CommandRunner(Runner):
 
 def _numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-
-
-_OF_RANK = re.compile(r"^\[rank\d+\]:\s?")
-_FRAME = re.compile(r"Traceback \(most recent call last\)|  File \"")
-_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(:|$)")
-_OF_LAUNCHERS = re.compile(r"[\w.]*(ChildFailedError|CalledProcessError)\b")
-"""Exceptions of torchrun and of accelerate, which follow from that of the program."""
-_ERROR = re.compile(r"([^\s:]+: )?(fatal )?error: \S", re.IGNORECASE)
-"""The last line of a parser of options: `train.py: error: …`, `Error: …`."""
-
-
-def error_in(lines: Sequence[str]) -> str:
-    """Return the line of the last exception in the last lines of a program, or of an error; empty without any."""
-    error, is_trace = "", False
-    for line in (_OF_RANK.sub("", each.rstrip()) for each in lines):
-        if _FRAME.match(line):
-            is_trace = True
-        elif is_trace and _EXCEPTION.match(line):
-            is_trace = False
-            error = error if error and _OF_LAUNCHERS.match(line) else line
-        elif not is_trace and _ERROR.match(line):
-            error = line
-    return error
-
-
-class _Reports:
-    """The socket at which a program reports."""
-
-    def __init__(self, path: Path) -> None:
-        self._found = deque[tuple[Mapping[str, Any], socket.socket]]()
-        self._listener = socket.socket(socket.AF_UNIX)
-        with short(str(path)) as name:
-            self._listener.bind(name)
-        self._listener.listen()
-        self._received: dict[socket.socket, bytes] = {}
-        self.has_begun = False
-        """Whether the process has said that its start is over."""
-        self._waiting: socket.socket | None = None
-        """The connection whose report waits for the next iteration."""
-
-    def go_on(self) -> None:
-        """Let the program train its next iteration."""
-        if self._waiting is not None:
-            with contextlib.suppress(OSError):
-                self._waiting.sendall(GO_ON)
-            self._waiting = None
-
-    def wait(self) -> Mapping[str, Any] | None:
-        """Return the next report; None if none comes for a moment."""
-        if not self._found:
-            self._look(_LOOK_S)
-        if not self._found:
-            return None
-        found, self._waiting = self._found.popleft()
-        return found
-
-    def has_more(self) -> bool:
-        """Whether a report has come that no caller has waited for."""
-        self._look(0)
-        return bool(self._found)
-
-    def close(self) -> None:
-        for each in (self._listener, *self._received):
-            each.close()
-
-    def _look(self, wait_s: float) -> None:
-        while ready := select.select([self._listener, *self._received], [], [], wait_s)[0]:
-            for each in ready:
-                if each is self._listener:
-                    self._received[each.accept()[0]] = b""
-                else:
-                    self._read(each)
-            wait_s = 0
-
-    def _read(self, connection: socket.socket) -> None:
-        some = b""
-        with contextlib.suppress(OSError):
-            some = connection.recv(2**16)
-        if not some:
-            del self._received[connection]
-            connection.close()
-            return
-        *lines, self._received[connection] = (self._received[connection] + some).split(b"\n")
-        for content in map(json.loads, lines):
-            self.has_begun = True
-            if content != BEGUN:
-                self._found.append((content, connection))

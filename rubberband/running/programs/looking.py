@@ -20,11 +20,12 @@ from typing import Any
 import yaml
 
 from rubberband.errors import RubberbandError
+from rubberband.executor.training.failures import error_in
 from rubberband.executor.training.guard import NOT_STARTED
 from rubberband.executor.training.guarded_process import GuardedProcess
 from rubberband.executor.training.programs import own_files
 from rubberband.executor.training.programs.gang import Place
-from rubberband.executor.training.programs.runner import WITHOUT_GPU, WITHOUT_SANITY_CHECK, error_in
+from rubberband.executor.training.programs.runner import WITHOUT_GPU, WITHOUT_SANITY_CHECK
 from rubberband.executor.training.reporting import CHECKPOINT, CONFIG
 from rubberband.running.first_file import NO_FOLDER, TrialFindings, text_of
 from rubberband.running.programs.seen_lines import Choice, Kind, SeenLines
