@@ -18,6 +18,7 @@ from rubberband.executor.core.job import Bracket
 from rubberband.executor.core.state import LaneState, Phase, State
 from rubberband.executor.core.trial_state import TrialState, TrialStatus
 from rubberband.planner.exact.model import least_instances as instances_for
+from rubberband.planner.exact.model import predict
 from rubberband.values.plan import Plan, Stage, StagePlan, StagePrediction
 
 
@@ -178,7 +179,10 @@ def _open_again(lane: LaneState) -> None:
 
 
 def _follow(state: State, stages: Sequence[Stage], trials: Sequence[TrialState]) -> tuple[LaneState, int]:
-    """Trials are a bracket behind the last one, of the same lane. Its plan is made before it begins."""
+    """Trials are a bracket behind the last one, of the same lane. Its plan is made before it begins.
+
+    It has one until then, which stays where the planner finds none.
+    """
     job, brackets = state.job, state.job.all_brackets()
     last = brackets[-1]
     bracket = Bracket(
@@ -190,14 +194,15 @@ def _follow(state: State, stages: Sequence[Stage], trials: Sequence[TrialState])
     )
     lane = state.lanes[last.lane]
     chosen = tuple(_choice(lane, stage) for stage in stages)
-    unknown = StagePrediction(start_s=0.0, provisioning_s=0.0, duration_s=0.0, cost_usd=0.0, slots=1)
-    predicted = tuple(replace(unknown, slots=max(1, stage.trials)) for stage in stages)
+    alone = predict(stages, Plan(stages=chosen), state.profile, replace(job.offer, head_price_usd_per_hour=0.0)).stages
+    predicted = tuple(replace(stage, start_s=stage.start_s + state.elapsed_s(state.now)) for stage in alone)
+    unplanned = StagePrediction(start_s=0.0, provisioning_s=0.0, duration_s=0.0, cost_usd=0.0, slots=1)
     state.job = replace(
         job,
         stages=(*job.stages, *stages),
         brackets=(*brackets, bracket),
         plan=Plan(stages=(*job.plan.stages, *chosen)),
-        prediction=replace(job.prediction, stages=(*job.prediction.stages, *predicted)),
+        prediction=replace(job.prediction, stages=(*job.prediction.stages, *[unplanned] * len(stages))),
     )
     state.plan, state.predicted = Plan(stages=(*state.plan.stages, *chosen)), (*state.predicted, *predicted)
     lane.brackets = (*lane.brackets, bracket)

@@ -218,11 +218,13 @@ def _training_left_s(lane: LaneState, now: float, instances: int | None, known_s
     if lane.state.instance_cap is not None:  # trials beyond the slots stop at their next checkpoint, and wait
         waiting += lane.running()[num_slots:]
         del free_in[num_slots:]
+    ends_in = [*free_in]
     free_in += _coming_in_s(lane, now, num_slots - len(free_in))
     heapq.heapify(free_in)
     for trial in waiting:
-        heapq.heappush(free_in, heapq.heappop(free_in) + _trial_left_s(lane, trial, late=late))
-    return max(free_in)
+        ends_in.append(free_in[0] + _trial_left_s(lane, trial, late=late))
+        heapq.heapreplace(free_in, ends_in[-1])
+    return max(ends_in, default=0.0)  # a slot that no trial waits for is not waited for
 
 
 def _coming_in_s(lane: LaneState, now: float, count: int) -> list[float]:

@@ -303,14 +303,18 @@ def _least_used(lane: LaneState, busy: Sequence[InstanceRecord], count: int) -> 
 
 
 def release_unneeded(lane: LaneState) -> list[Command]:
-    """Give back idle instances that neither the stage nor the next one needs, once trials have ended by themselves."""
+    """Give back idle instances that neither the stage nor the next one needs, once trials have ended by themselves.
+
+    None is bought for the next one within the stage.
+    """
     if lane.job.resize_in_stage:
         return _release_idle(lane)
     if lane.waiters or not lane.has_ended:
         return []
     following = lane.stage.stage + 1
     planned = lane.state.plan.stages[following].instances if following < lane.end_stage else 0
-    lane.needs = max(lane.needed_instances, planned)
+    most = lane.chosen.instances if lane.needs is None else lane.needs
+    lane.needs = min(most, max(lane.needed_instances, planned))
     live = lane.held.live
     idle = [record for record in live if not lane.runners.uses(record.instance)]
     return give_up(lane, idle[: max(0, len(live) - lane.needs)])

@@ -144,8 +144,11 @@ class LaneState:
 
     @property
     def most(self) -> int:
-        """How many instances its current stage may hold: as planned, as far as its share of the cap goes."""
-        return min(self.chosen.instances, self.max_instances)
+        """How many instances its current stage may hold: as planned, as far as its share of the cap goes.
+
+        None where no gang fits on that share: they would be idle.
+        """
+        return 0 if self.waits_for_instances else min(self.chosen.instances, self.max_instances)
 
     @property
     def wanted(self) -> int:

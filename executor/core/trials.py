@@ -90,7 +90,8 @@ def note_report(lane: LaneState, trial: TrialState, event: Reported) -> list[Com
     orders = _take_in(lane, trial, event)
     note_progress(lane, trial, at)
     is_over = event.ended or trial.iterations >= lane.target_iterations(trial)
-    if not event.ended and (cut := ends_trial(lane, trial)) is not None:
+    cut = ends_trial(lane, trial)  # asked of one that ends by itself too: others are compared with all of its results
+    if not event.ended and cut is not None:
         state.history.add(cut)
         orders += [] if is_over else [StopTrial(trial=trial.trial, attempt=trial.attempt)]
         note_end(lane, trial)
@@ -118,8 +119,8 @@ def note_late(lane: LaneState, trial: TrialState, event: Reported) -> list[Comma
     if state.ended_by is not None and state.ended_by.trial == trial.trial:  # what reached the target is handed over
         return []
     orders = _take_in(lane, trial, event)
-    cut = None if event.ended else ends_trial(lane, trial)
-    if cut is not None:
+    cut = ends_trial(lane, trial)
+    if cut is not None and not event.ended:
         state.history.add(cut)
     if event.ended or cut is not None or trial.iterations >= lane.target_iterations(trial):
         trial.ended = trial.ended or event.ended or cut is not None

@@ -10,13 +10,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import StoreAwayError
 from rubberband.executor import (
-    POLL_S,
     CheckpointLost,
     Command,
     Controller,
@@ -37,33 +37,20 @@ from rubberband.executor import (
     bill_usd,
     drive,
     replay,
-    sampling,
 )
 from rubberband.executor.core.limits import can_go_on
 from rubberband.executor.core.state import LaneState
-from rubberband.executor.journal.inbox import NewTrials
 from rubberband.executor.virtual.backend import by_trial
 from tests.builders.additions import add
 from tests.builders.invariants import validate
 from tests.builders.lost_answers import LossyFleet
-from tests.builders.memory import MemoryInbox, MemoryJournal
-from tests.harness.chaos_cases import (
-    CALM,
-    LEASE_S,
-    POPULATION,
-    READY_TIMEOUT_S,
-    SEARCH,
-    WEATHERS,
-    Case,
-    Chance,
-    Family,
-    Weather,
-    random_case,
-    with_sizes,
-)
+from tests.builders.memory import MemoryJournal
+from tests.harness import together
+from tests.harness.chaos_cases import CALM, LEASE_S, READY_TIMEOUT_S, WEATHERS, Case, Chance, Family, Weather
 from tests.harness.chaos_plans import InstanceCapWatch, PlanWatch
-from tests.harness.chaos_stops import StopWatch, random_rules, uneven
+from tests.harness.chaos_stops import StopWatch, uneven
 from tests.harness.chaos_verdict import after_the_end, judged_by_the_bill
+from tests.harness.together import Features, LaterInbox, all_together, caps, case_of, new_trials, random_end
 
 MOST_EVENTS = 20_000
 """A run with more does not end."""
@@ -133,8 +120,8 @@ class ChaoticBackend(VirtualBackend):
     def next_events(self, wake_at: float | None) -> Sequence[Event]:
         """Sleep, or wake up for nothing, if chance will have it."""
         self.count()
-        if self.inbox is not None and (asked_at := self.inbox.next_at()) < math.inf:
-            wake_at = asked_at if wake_at is None else min(wake_at, asked_at)
+        if self.inbox is not None:
+            wake_at = self.inbox.wake_at(wake_at)
         if self._disk.random() < self._weather.store_away:
             self._seen["checkpoint store away"] += 1
             raise StoreAwayError("the checkpoint store is away")
@@ -174,35 +161,19 @@ class ChaoticBackend(VirtualBackend):
             raise DriverDied
 
 
-class ChaoticInbox(MemoryInbox):
-    """Gets requests when their time comes; its driver may die before it lets go of one."""
+class ChaoticInbox(LaterInbox):
+    """Its driver may die before it lets go of a request."""
 
     def __init__(self, backend: ChaoticBackend, now: Callable[[], float]) -> None:
-        super().__init__()
-        self._backend, self._now = backend, now
-        self._later: list[DriverRequest] = []
+        super().__init__(now)
+        self._backend = backend
         self.clock: Random | None = None
         """By how much the clock of those who ask has stepped, at each request; None: not at all."""
 
-    def ask(self, request: DriverRequest) -> None:
-        """Leave a request at the instant at which it is asked."""
-        self._later.append(request)
-
-    def pending(self, done: Collection[str] = ()) -> list[DriverRequest]:
-        """Those that were asked by now."""
-        due = sorted((one for one in self._later if one.asked_at <= self._now()), key=lambda one: one.asked_at)
-        for asked in due:
-            self._later.remove(asked)
-            stepped_s = 0.0 if self.clock is None else self.clock.uniform(-3600.0, 3600.0)
-            self.put(replace(asked, asked_at=asked.asked_at + stepped_s))
-        return super().pending(done)
-
-    def next_at(self) -> float:
-        """Return when a driver that polls sees the next request; infinite without any."""
-        seen_at = self._now() + POLL_S
-        if self.pending():
-            return seen_at
-        return max(seen_at, min((asked.asked_at for asked in self._later), default=math.inf))
+    def put(self, request: DriverRequest) -> None:
+        """Leave it as their clock says."""
+        stepped_s = 0.0 if self.clock is None else self.clock.uniform(-3600.0, 3600.0)
+        super().put(replace(request, asked_at=request.asked_at + stepped_s))
 
     def discard(self, id: str) -> None:
         """Die before it, if it is time."""
@@ -235,37 +206,21 @@ class Run:
     def __init__(
         self,
         seed: int,
-        family: Family | None = None,
+        features: Features,
         *,
-        replan: bool | None = None,
         check_every: int = 1,
         keeps_story: bool = False,
-        ends: bool = False,
-        odd: bool = False,
-        listed: bool = False,
-        stops: bool = False,
-        adds: bool = False,
     ) -> None:
-        """The state is checked after every `check_every`th event.
-
-        `ends`: whether half of the trials end by themselves. `odd`: whether it is resumed after its end with other
-        caps, answers to launches are lost, and clocks step back. `listed`: whether trials may have some numbers of
-        GPUs only. `stops`: whether it has random rules of `search.stop`. `adds`: whether the user adds trials, also
-        after its end.
-        """
+        """The state is checked after every `check_every`th event."""
         self._source = source = Random(seed)
-        self.case = random_case(source, family, replan=replan)
-        if listed:
-            self.case = replace(self.case, job=with_sizes(self.case.job, Random(f"{seed}/sizes")))
-        if stops:
-            rules = random_rules(Random(f"{seed}/stops"), self.case.job)
-            self.case = replace(self.case, job=replace(self.case.job, stop=rules))
+        self.case = case_of(seed, features, source)
         job, weather = self.case.job, WEATHERS[self.case.weather]
         clock = VirtualClock(1000.0)
         disk = Random(f"{seed}/the disk")
         chance = Chance(source, weather, job.offer, job.reserved_usd_per_hour, clock.now, disk)
-        chance.ends = f"{seed}/ends" if ends else None
-        self._odd = Random(f"{seed}/odd orders") if odd else None
+        if features.ends:
+            chance.ends = partial(random_end, seed)
+        self._odd = Random(f"{seed}/odd orders") if features.odd else None
         """Ends that are resumed, with other caps, and clocks that step back; None: none of it."""
         self.weather, self.clock, self.seen = weather, clock, chance.seen
         self.backend = ChaoticBackend(
@@ -273,7 +228,7 @@ class Run:
             job.offer,
             job.profile,
             metric=job.metric,
-            metric_of=uneven(seed) if stops else by_trial,
+            metric_of=uneven(seed) if features.stops else by_trial,
             faults=chance,
             clock=clock,
             checkpoint_every=Random(f"{seed}/checkpoints").choice([1, 1, 2, 5]),
@@ -282,19 +237,20 @@ class Run:
             ready_timeout_s=READY_TIMEOUT_S,
         )
         self.backend.set_out(source, disk, weather, self._life(), chance.seen)
-        if odd:
+        if features.odd:
             self.backend.lose_answers(Random(f"{seed}/lost answers"))
         self.story: list[str] = []
         self.backend.story = self.story if keeps_story else None
         self.journal = MemoryJournal()
         self.controller = Controller(job)
         self._check_every = check_every
-        is_capped = self.case.family == "caps"
-        assert is_capped or not odd, "odd orders are about caps"
-        self.watch = PlanWatch(self.controller) if job.replan and not is_capped else None
+        is_capped = features.capped or features.family == "caps"
+        assert is_capped or not features.odd, "odd orders are about caps"
+        is_watched = job.replan and not is_capped and not features.adds  # what is added is planned beside that
+        self.watch = PlanWatch(self.controller) if is_watched else None
         """Only of what is planned again: where plans are fixed, speed is measured."""
         self.cap_watch = InstanceCapWatch(self.controller) if is_capped else None
-        self.stop_watch = StopWatch(job) if stops else None
+        self.stop_watch = StopWatch(job) if features.stops else None
         self.num_events = 0
         self._cancel_at = source.randrange(200) if source.random() < weather.cancels else -1
         self._rounds = itertools.count()
@@ -304,22 +260,12 @@ class Run:
         self.inbox.clock = self._odd
         if self._user.random() < weather.extends:
             self._extend(self.clock.now() + self._user.uniform(0.0, 1.5) * job.prediction.jct_s)
-        self._adds = adds
-        if adds:
-            self._add_trials()
-        if is_capped:
+        self._adds = features.adds
+        for asked in new_trials(job, self._user, clock.now()) if features.adds else ():
+            self.inbox.ask(asked)
+        for asked in caps(job, self._user, clock.now()) if is_capped else ():
             self.backend.inbox = self.inbox
-            self._change_cap()
-
-    def _change_cap(self) -> None:
-        """The pool lets it have fewer and more instances, and in the end at least one."""
-        job, pool = self.case.job, self._user
-        instants = sorted(pool.uniform(0.0, 2.0) * job.prediction.jct_s for _ in range(pool.randint(1, 6)))
-        for index, after_s in enumerate(instants):
-            most: int | None = pool.randint(1 if after_s == instants[-1] else 0, job.offer.max_instances)
-            most = None if pool.random() < 0.1 else most
-            asked_at = self.clock.now() + after_s
-            self.inbox.ask(DriverRequest(id=f"a-{index}", kind="limit", asked_at=asked_at, max_instances=most))
+            self.inbox.ask(asked)
 
     def _extend(self, at: float) -> None:
         """The user asks for more, so that it is known at `at`."""
@@ -328,16 +274,6 @@ class Run:
         deadline_s = None if job.deadline_s is None else self._user.uniform(1.0, 2.0) * job.deadline_s
         id = f"r-{self._user.getrandbits(32)}"
         self.inbox.ask(DriverRequest(id=id, kind="extend", asked_at=at, deadline_s=deadline_s, max_cost_usd=cap_usd))
-
-    def _add_trials(self) -> None:
-        """The user adds trials, or copies of one."""
-        for index in range(self._user.randint(1, 3)):
-            asked_at = self.clock.now() + self._user.uniform(0.0, 1.2) * self.case.job.prediction.jct_s
-            trials = NewTrials(count=self._user.randint(1, 4))
-            if self._user.random() < 0.5:
-                of = self._user.randrange(self.case.job.num_trials)
-                trials = NewTrials(clone_of=of, from_checkpoint=self._user.random() < 0.5)
-            self.inbox.ask(DriverRequest(id=f"t-{index}", kind="add", asked_at=asked_at, trials=trials))
 
     def _life(self) -> float:
         """Backend calls until the driver dies; a run makes some hundreds."""
@@ -391,13 +327,9 @@ class Run:
     def _draw(
         self, state: State, drawn: Mapping[int, Mapping[str, Any]], trials: Sequence[int], now: Callable[[], float]
     ) -> TrialsDrawn:
-        """Draw as a run does; the driver may die before or after it. The journal has no trial's configuration twice."""
+        """Draw as a run does; the driver may die before or after it."""
         self.backend.count()
-        assert list(trials) == list(range(trials[0], trials[0] + len(trials))), f"{trials} are not in a row"
-        known = [trial for trial in trials if trial in drawn or state.trials[trial].attempt]
-        assert not known, f"trials {known} have configurations, and are to be drawn again"
-        assert len(trials) % state.job.repeats == 0, f"{trials} are not whole configurations"
-        event = sampling.draw(SEARCH.model_copy(update={"repeats": state.job.repeats}), state, drawn, trials, now)
+        event = together.draw(state, drawn, trials, now)
         self.seen["drawn at random" if event.reason.startswith("at random") else "drawn from results"] += 1
         self.backend.count()
         return event
@@ -405,8 +337,7 @@ class Run:
     def _explore(self, lane: LaneState, now: Callable[[], float]) -> Sequence[TrialForked]:
         """Change configurations as a run does; the driver may die before or after it."""
         self.backend.count()
-        state, began = lane.state, POPULATION.configurations()
-        events = sampling.explore(POPULATION, sampling.configurations(state, {"configurations": began}), lane, now)
+        events = together.explore(lane, now)
         self.seen["took over a checkpoint"] += len(events)
         self.backend.count()
         return events
@@ -542,15 +473,25 @@ def _snapshot(controller: Controller) -> tuple[object, ...]:
     )
 
 
-def run_seed(seed: int, family: Family | None = None, **options: Any) -> Outcome:
-    """Run one seed and judge it; the options are those of `Run`."""
-    run = Run(seed, family, **options)
+def run_seed(
+    seed: int,
+    family: Family | Literal["together"] | None = None,
+    *,
+    check_every: int = 1,
+    keeps_story: bool = False,
+    **features: Any,
+) -> Outcome:
+    """Run one seed and judge it. `features`: those of `Features`; "together": they are drawn, and the family too."""
+    drawn = all_together(seed) if family == "together" else Features(family=family, **features)
+    run = Run(seed, drawn, check_every=check_every, keeps_story=keeps_story)
     wrong: list[str] = []
     finish: Finish | None = None
     try:
         finish = run.to_its_end()
     except AssertionError as error:
         wrong.append(str(error) or "an assertion failed")
+    except Exception as error:
+        wrong.append(f"{type(error).__name__}: {error}")
     if run.watch is not None:
         run.seen["planned again"] += run.watch.decisions
         wrong += run.watch.wrong
@@ -580,8 +521,8 @@ def run_seed(seed: int, family: Family | None = None, **options: Any) -> Outcome
     )
 
 
-def tell(seed: int, family: Family | None = None, **options: Any) -> None:
-    """Tell the story of a seed; the options are those of `Run`."""
+def tell(seed: int, family: Family | Literal["together"] | None = None, **options: Any) -> None:
+    """Tell the story of a seed; the options are those of `run_seed`."""
     outcome = run_seed(seed, family, keeps_story=True, **options)
     print(outcome.case)
     print("\n".join(outcome.story))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal, get_args
@@ -15,11 +15,9 @@ from rubberband.executor.core.job import Bracket
 from rubberband.executor.virtual.fleet import Messages
 from rubberband.planner.exact.model import predict
 from rubberband.spec.schedulers import asha, sha
-from rubberband.spec.search import Search
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, Spot, slots
 from rubberband.values.plan import Market, Plan, Prediction, Stage, StagePlan, StagePrediction, gang_sizes
 from rubberband.values.profile import Profile
-from rubberband.values.ranking import Limit
 from rubberband.values.schedulers import Exchange
 from tests.builders.asha_runs import steady_run
 from tests.builders.jobs import JOB
@@ -44,36 +42,14 @@ Family = Literal[
     "asha that learns",
     "population",
     "caps",
-    "repeats",
 ]
 """All but the first two are drawn only where they are asked for: two to four brackets in up to three lanes, trials that
 climb rungs, both with configurations that a sampler draws from results, a population whose worst trials take over
-checkpoints at each SYNC, any of those without a sampler while it may have fewer and more instances at random, and
-those with two or three trials of each configuration, of which some break a limit."""
+checkpoints at each SYNC, and any of those without a sampler while it may have fewer and more instances at random."""
 _CAPPED: tuple[Family, ...] = ("27 trials", "random", "brackets", "asha", "brackets", "population")
 FAMILIES: tuple[Family, ...] = get_args(Family)
 _DIVIDED: tuple[Family, ...] = ("brackets", "brackets that learn")
 LEARNING: tuple[Family, ...] = ("brackets that learn", "asha that learns")
-
-SEARCH = Search.model_validate(
-    {
-        "space": {"x": {"type": "uniform", "lower": 0, "upper": 1}, "y": {"type": "choice", "values": [1, 2]}},
-        "scheduler": {"type": "sha", "num_samples": 1, "max_t": 1},
-        "sampler": {"type": "optuna"},
-        "metric": "score",
-        "mode": "max",
-    }
-)
-"""What the sampler draws from, in families that learn; tpe after ten results. Its scheduler is the job's."""
-POPULATION = Search.model_validate(
-    {
-        "space": {"x": {"type": "uniform", "lower": 0, "upper": 1}, "y": {"type": "choice", "values": [1, 2]}},
-        "scheduler": {"type": "pbt", "population": 12, "generations": 1},
-        "metric": "score",
-        "mode": "max",
-    }
-)
-"""What changes the configurations of a population; its stages are the job's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,17 +158,26 @@ class Case:
     family: Family
 
 
-def random_case(source: Random, family: Family | None = None, *, replan: bool | None = None, repeats: int = 1) -> Case:
-    """Draw one; `family` and `replan` of your choice, or drawn too: every fifth is random, one in fifty replans."""
-    if family == "repeats":
-        kind = source.choice(("random", "brackets", "asha", *LEARNING))
-        return replace(random_case(source, kind, replan=replan, repeats=source.choice([2, 3])), family=family)
+def random_case(
+    source: Random,
+    family: Family | None = None,
+    *,
+    replan: bool | None = None,
+    repeats: int = 1,
+    resumes: bool = True,
+    on: tuple[Offer, Profile] | None = None,
+) -> Case:
+    """Draw one; `family` and `replan` of your choice, or drawn too: every fifth is random, one in fifty replans.
+
+    `resumes`: whether trials go on from checkpoints. `on`: instances of your choice, and how fast trials train there.
+    """
     if family == "caps":
         return replace(random_case(source, source.choice(_CAPPED), replan=replan), family=family)
     family = family or ("27 trials" if source.random() < 0.8 else "random")
-    stages = TWENTY_SEVEN if family == "27 trials" else _stages(source, repeats)
+    stages = _repeated(TWENTY_SEVEN, repeats) if family == "27 trials" else _stages(source, repeats)
     stages = _generations(source) if family == "population" else stages
-    offer, profile = _offer(source, family), _profile(source)
+    offer, profile = on or (_offer(source, family), _profile(source))
+    profile = replace(profile, resumes=resumes)
     divided = _divided(source, offer, repeats) if family in _DIVIDED else None
     if family in ("asha", "asha that learns"):
         eta = source.randint(2, 4)
@@ -232,8 +217,7 @@ def random_case(source: Random, family: Family | None = None, *, replan: bool | 
         lane_instances=() if divided is None else divided.quotas,
         draws=family in LEARNING,
         repeats=repeats,
-        keep_best=len(stages) % 2 == 0 or repeats > 1,
-        limits=(Limit(metric="latency", at_most=20.0),) if repeats > 1 else (),
+        keep_best=len(stages) % 2 == 0,
     )
     weather = source.choices(list(WEATHERS), weights=[1, 2, 5, 2])[0]
     state = source.getstate()
@@ -259,7 +243,11 @@ def asha_prediction(stage: Stage, choice: StagePlan, profile: Profile, offer: Of
 
 def _stages(source: Random, repeats: int) -> tuple[Stage, ...]:
     counts = sorted((source.randint(1, 12) for _ in range(source.randint(1, 4))), reverse=True)
-    return tuple(Stage(trials=repeats * trials, iterations=source.randint(1, 5)) for trials in counts)
+    return _repeated([Stage(trials=trials, iterations=source.randint(1, 5)) for trials in counts], repeats)
+
+
+def _repeated(stages: Sequence[Stage], repeats: int) -> tuple[Stage, ...]:
+    return tuple(replace(stage, trials=repeats * stage.trials) for stage in stages)
 
 
 def _generations(source: Random) -> tuple[Stage, ...]:
@@ -327,7 +315,8 @@ def _divided(source: Random, offer: Offer, repeats: int) -> _Divided:
     each = [_stages(source, repeats) for _ in range(source.randint(2, 4))]
     count = source.randint(1, min(3, len(each)))
     numbers = [tuple(range(first, len(each), count)) for first in range(count)]
-    quotas = tuple(source.randint(1, max(1, 8 // offer.gpus)) for _ in numbers)
+    most = min(offer.max_instances, max(1, 8 // offer.gpus))
+    quotas = tuple(source.randint(1, most) for _ in numbers)
     lanes = []
     for brackets, quota in zip(numbers, quotas, strict=True):
         stages = tuple(stage for bracket in brackets for stage in each[bracket])
@@ -384,8 +373,8 @@ class Chance:
         self._highest_price_usd_per_hour = highest_price_usd_per_hour
         self._now = now
         self._sold_out_until: dict[Market, float] = {}
-        self.ends: str | None = None
-        """Seed of the trials' ends by themselves; None: no trial ends."""
+        self.ends: Callable[[int], TrialEnd | None] = lambda trial: None
+        """How trials end by themselves."""
         self._machines = Random(str(source.getstate()))
         self._paces: dict[str, tuple[float, float]] = {}
         """Instance -> how many times longer its steps take, and the instant from which."""
@@ -467,11 +456,8 @@ class Chance:
         return replace(self._attempt(), loses_checkpoint=True) if lost else self._attempt()
 
     def end(self, trial: int) -> TrialEnd | None:
-        """Half of the trials end by themselves, mostly soon."""
-        source = Random(f"{self.ends}/{trial}")
-        if self.ends is None or source.random() < 0.5:
-            return None
-        return TrialEnd(iterations=1 + int(source.expovariate(0.25)), returns=source.random() < 0.5)
+        """As `ends` says."""
+        return self.ends(trial)
 
     def iteration(self, trial: int, iterations: int) -> float:
         """As all others of the attempt."""

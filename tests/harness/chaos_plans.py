@@ -36,7 +36,9 @@ class Trained:
     def lost(self, event: Event, controller: Controller) -> list[str]:
         """Return what must not have been, after one more event."""
         trials, wrong = controller.state.trials, list[str]()
-        self._iterations += [0] * (len(trials) - len(self._iterations))
+        self._iterations += [
+            trial.iterations for trial in trials[len(self._iterations) :]
+        ]  # some begin with a checkpoint
         for trial in trials:
             had, has = self._iterations[trial.trial], trial.iterations
             if isinstance(event, TrialForked) and event.trial == trial.trial:

@@ -18,8 +18,13 @@ from rubberband.values.worth import RestWorth
 
 
 def random_rules(source: Random, job: Job) -> StopRules:
-    """Draw at least one rule, with limits at which some act early, some late, and some not at all."""
+    """Draw at least one rule, with limits at which some act early, some late, and some not at all.
+
+    None ends a trial of a population.
+    """
     drawn = source.sample(["target", "patience", "median", "no_improvement"], source.randint(1, 3))
+    if job.stages[0].exchange is not None:
+        drawn = [rule for rule in drawn if rule not in ("patience", "median")] or ["target"]
     std = source.uniform(0.01, 0.1) if source.random() < 0.3 else None
     patience = Patience(
         iterations=source.randint(2, 4),
@@ -85,7 +90,7 @@ class StopWatch:
             return  # of an attempt that had been stopped
         self._cut(state, trial)
         self._reached(state, trial)
-        self._alike_or_not(state, latest.metrics[self._job.metric])
+        self._alike_or_not(state, trial, latest.metrics[self._job.metric])
 
     def _require(self, holds: bool, otherwise: str) -> None:
         if not holds and len(self.wrong) < 10:
@@ -99,14 +104,14 @@ class StopWatch:
         if trial.status is TrialStatus.QUEUED or trial.status is TrialStatus.FAILED:
             return
         self._require(not is_cut or rule is not None, f"trial {trial.trial} ends at {trial.iterations} without a rule")
-        if rule is not None and not is_cut:
+        if rule is not None and not trial.ended:
             self._require(False, f"trial {trial.trial} goes on past {trial.iterations}, where {rule} ends it")
         self.seen[f"ended by {rule}"] += is_cut
 
     def _rule(self, state: State, trial: TrialState) -> str | None:
-        stop, job = self._job.stop, self._job
+        stop, job = self._job.stop, state.job  # with the brackets that were added
         last = job.iterations_by(job.bracket_of(trial.reports[-1].stage).end_stage - 1)
-        if trial.reports[-1].saved_iterations is not None or not stop.grace_period <= trial.iterations < last:
+        if not self._is_saved(trial) or not stop.grace_period <= trial.iterations < last:
             return None
         curve = [report.metrics[job.metric] for report in trial.reports]
         if stop.patience is not None and trial.iterations >= stop.patience.after and _stalls(curve, stop.patience):
@@ -120,19 +125,36 @@ class StopWatch:
         return None
 
     def _reached(self, state: State, trial: TrialState) -> None:
-        target, value = self._target, trial.metric(self._job.metric)
-        if target is None or value is None or value < target or trial.reports[-1].saved_iterations is not None:
+        """Repeats reach it by their mean, once all have results; with limits, where all of them keep these."""
+        target, first = self._target, trial.trial // self._job.repeats * self._job.repeats
+        repeats = [
+            one for one in state.trials[first : first + self._job.repeats] if one.status is not TrialStatus.FAILED
+        ]
+        values = [one.reports[-1].metrics[self._job.metric] for one in repeats if one.reports]
+        if target is None or len(values) < len(repeats) or any(map(self._breaks, repeats)):
+            return
+        kept = any(
+            v >= target and one.reports[-1].saved_iterations is None for one, v in zip(repeats, values, strict=True)
+        )
+        if statistics.fmean(values) < target or not kept:
             return
         is_late = state.course != "running" and state.ended_by is None
-        is_last = state.ended_by is None and not any(lane.runners or lane.waiters for lane in state.lanes)
+        is_last = state.ended_by is None and _is_last(state)
         self._require(
-            is_late or is_last or state.ended_by is not None, f"trial {trial.trial} reaches {value} of {target}"
+            is_late or is_last or state.ended_by is not None, f"trial {trial.trial} reaches {values} of {target}"
         )
         self.seen["reached"] += state.ended_by is not None
 
-    def _alike_or_not(self, state: State, value: float) -> None:
+    def _is_saved(self, trial: TrialState) -> bool:
+        saved = trial.reports[-1].saved_iterations
+        return saved is None or (saved == 0 and not self._job.profile.resumes)
+
+    def _breaks(self, trial: TrialState) -> bool:
+        return bool(self._job.limits) and trial.trial % 4 == 3
+
+    def _alike_or_not(self, state: State, trial: TrialState, value: float) -> None:
         rule = self._job.stop.no_improvement
-        if rule is None or rule.plateau is None:
+        if rule is None or rule.plateau is None or self._breaks(trial):
             return
         self._top = sorted([*self._top, value])[-rule.plateau.top :]
         is_alike = len(self._top) == rule.plateau.top and statistics.pstdev(self._top) <= rule.plateau.std

@@ -6,7 +6,17 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rubberband.executor import Finish, InstanceStatus, Job, Phase, StageRecord, State, bill_usd, instance_cost_usd
+from rubberband.executor import (
+    Finish,
+    Fork,
+    InstanceStatus,
+    Job,
+    Phase,
+    StageRecord,
+    State,
+    bill_usd,
+    instance_cost_usd,
+)
 from tests.builders.invariants import validate
 from tests.harness.chaos_cases import BREEZE, CALM, LEASE_S
 
@@ -68,7 +78,7 @@ def _trained_in_vain(state: State) -> list[str]:
 def ranked_otherwise(state: State) -> list[str]:
     """Name the stages that end otherwise than without faults: a trial with a lower number is better."""
     synced = [record for record in state.stages if record.ended_at is not None]
-    if state.job.stages[0].exchange is not None:  # those that go on from a better one's checkpoint are as good
+    if state.history.of(Fork):  # those that go on from another one's checkpoint are as good
         return []
     of_halving = [one for one in synced if state.job.has_sync]
     return [

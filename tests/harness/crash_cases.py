@@ -21,6 +21,7 @@ from rubberband.values.stopping import Median, StopRules
 from tests.ec2 import FakeCall, Fault
 from tests.harness.chaos_cases import asha_prediction
 from tests.harness.crash_world import BOOT_LEASE_S, LEASE_S, TYPE
+from tests.harness.together import KINDS, Features, all_together, case_of, random_end
 
 Then = Literal["resume", "sweep", "down", "nobody"]
 Cap = Literal["roomy", "tight"]
@@ -59,9 +60,12 @@ MARKETS: dict[str, tuple[Market, Market]] = {
 `learning` too, each with a configuration that a sampler draws when it starts. Two trials of `ending` end by themselves:
 one with its last report, and one that returns after it. Rules end a trial of `stopping` at its first report, and the
 search within its second stage."""
+TOGETHER = "together "
+"""With a seed after it, the job is drawn: `tests.harness.together`."""
 TRIAL_ENDS: dict[str, Mapping[int, TrialEnd]] = {
     "ending": {0: TrialEnd(iterations=2, returns=True), 1: TrialEnd(iterations=1)}
 }
+MOST_TRIALS = 200
 ITERATION_S = {"hours": 1900.0}
 LOOKS_APART = 100
 """In a longer run one look in this number is a point; another seed chooses other looks."""
@@ -109,7 +113,7 @@ class Point(Death):
     markets: str
     then: Then = "resume"
     head: Literal["stays", "dies"] = "stays"
-    cap: Cap
+    cap: Cap = "roomy"
     together: bool = False
     """Whether its other threads are at their calls at that moment, too."""
     one_zone: bool = False
@@ -145,26 +149,43 @@ def points_of(markets: str, calls: Mapping[str, Sequence[str]], seed: int) -> It
     at = range(len(longest)) if markets not in ITERATION_S else _some(longest, seed)
     every = itertools.product(at, (False, True), WEATHERS, HIDDEN_S, AFTERWARDS)
     for kill_at, after, weather, hidden_s, then in every:
-        yield Point(
-            markets=markets,
-            kill_at=kill_at,
-            after=after,
-            weather=weather,
-            offset=source.choice([-1, -1, 1]),
-            lasts=source.choice([1, 1, 1, 3, 30]),
-            hidden_s=hidden_s,
-            then=then,
-            gap_s=source.choice(GAPS_S),
-            head=source.choice(["stays", "dies"]),
-            cap=source.choice(["roomy", "roomy", "tight"]) if kill_at < len(calls["roomy"]) else "tight",
-            again=source.choice([-1, -1, source.randrange(40)]),
-            together=source.random() < 0.5,
-            one_zone=source.random() < 0.25,
-            taken=markets != "on_demand" and source.random() < 0.25,
-            hung=then == "nobody" and source.random() < 0.5,
-            cancelled=source.choice([-1, -1, -1, source.randint(1, 6)]),
-            prices=source.randrange(1000),
-        )
+        caps: list[Cap] = ["roomy", "roomy", "tight"] if kill_at < len(calls["roomy"]) else ["tight"]
+        point = Point(markets=markets, kill_at=kill_at, after=after, weather=weather, hidden_s=hidden_s, then=then)
+        yield _around(point, source, caps)
+
+
+def point_together(seed: int, calls: Sequence[str]) -> Point:
+    """One point of an experiment that a seed draws, which asks for these calls: all is drawn."""
+    source = Random(f"{seed} point")
+    at = [at for at, call in enumerate(calls) if call != "DescribeInstances" or source.random() < 0.2]
+    point = Point(
+        markets=f"{TOGETHER}{seed}",
+        kill_at=source.choice(at),
+        after=source.random() < 0.5,
+        weather=source.choice(list(WEATHERS)),
+        hidden_s=source.choice(HIDDEN_S),
+        then=source.choice(["resume", "resume", "resume", *AFTERWARDS]),
+    )
+    return _around(point, source, ["roomy", "tight"])
+
+
+def _around(point: Point, source: Random, caps: Sequence[Cap]) -> Point:
+    """Draw what else is around a death."""
+    return replace(
+        point,
+        offset=source.choice([-1, -1, 1]),
+        lasts=source.choice([1, 1, 1, 3, 30]),
+        gap_s=source.choice(GAPS_S),
+        head=source.choice(["stays", "dies"]),
+        cap=source.choice(caps),
+        again=source.choice([-1, -1, source.randrange(40)]),
+        together=source.random() < 0.5,
+        one_zone=source.random() < 0.25,
+        taken=point.markets != "on_demand" and source.random() < 0.25,
+        hung=point.then == "nobody" and source.random() < 0.5,
+        cancelled=source.choice([-1, -1, -1, source.randint(1, 6)]),
+        prices=source.randrange(1000),
+    )
 
 
 def _some(calls: Sequence[str], seed: int) -> list[int]:
@@ -175,43 +196,73 @@ def _some(calls: Sequence[str], seed: int) -> list[int]:
     ]
 
 
+def trial_ends(markets: str) -> Mapping[int, TrialEnd]:
+    """How trials end by themselves."""
+    drawn = {trial: random_end(markets, trial) for trial in range(MOST_TRIALS)} if features_of(markets).ends else {}
+    return TRIAL_ENDS.get(markets) or {trial: end for trial, end in drawn.items() if end is not None}
+
+
 def undisturbed(markets: str, cap: Cap) -> Point:
     return Point(markets=markets, cap=cap)
+
+
+_ON_EC2: dict[str, Any] = {
+    "name": "digits",
+    "release_margin_s": 30.0,
+    "lease_s": LEASE_S,
+    "boot_lease_s": BOOT_LEASE_S,
+    "start_attempts": 3,
+}
+OFFER = Offer(
+    instance_type=TYPE,
+    gpus=1,
+    price_usd_per_hour=1.006,
+    max_instances=4,
+    provision_delay_s=20.0,
+    init_delay_s=10.0,
+    spot=Spot(price_usd_per_hour=0.42, interruptions_per_hour=0.1),
+    side_costs=side_costs(Resources(), None, gpus=True, provision_delay_s=20.0),
+)
+
+
+def features_of(markets: str) -> Features:
+    """What the experiment of a point has."""
+    if not markets.startswith(TOGETHER):
+        return Features()
+    drawn = all_together(markets, *(kind for kind in KINDS if kind != "27 trials"))
+    return replace(drawn, listed=False, odd=False)
+
+
+def _drawn(markets: str) -> Job:
+    """The job that a seed draws, on instances of the fake EC2; some iterations take seconds, some minutes."""
+    source = Random(markets)
+    iteration_s = source.choice([5.0, 20.0, 60.0])
+    profile = Profile(seconds_per_iteration={1: iteration_s, 2: 0.6 * iteration_s}, trial_startup_s=2.0)
+    job = case_of(markets, features_of(markets), source, (OFFER, profile)).job
+    return replace(job, **_ON_EC2, highest_price_usd_per_hour=None)
 
 
 @lru_cache
 def job_of(markets: str, cap: Cap, iteration_s: float | None = None) -> Job:
     """Three trials on three instances, then the better one alone; `brackets` has two brackets more."""
+    if markets.startswith(TOGETHER):
+        return _drawn(markets)
     caps_usd = CAP_OF_HOURS_USD if markets in ITERATION_S or (iteration_s or 0.0) > 100.0 else CAP_USD
     iteration_s = iteration_s or ITERATION_S.get(markets, 20.0)
-    offer = Offer(
-        instance_type=TYPE,
-        gpus=1,
-        price_usd_per_hour=1.006,
-        max_instances=4,
-        provision_delay_s=20.0,
-        init_delay_s=10.0,
-        spot=Spot(price_usd_per_hour=0.42, interruptions_per_hour=0.1),
-        side_costs=side_costs(Resources(), None, gpus=True, provision_delay_s=20.0),
-    )
     profile = Profile(seconds_per_iteration={1: iteration_s}, trial_startup_s=2.0)
     first, later = MARKETS[markets]
     plan = Plan(stages=(_on(3, first), _on(1, later)))
     job = Job(
-        name="digits",
+        **_ON_EC2,
         stages=STAGES,
         plan=plan,
-        prediction=predict(STAGES, plan, profile, offer),
-        offer=offer,
+        prediction=predict(STAGES, plan, profile, OFFER),
+        offer=OFFER,
         profile=profile,
         metric="score",
         mode="max",
         max_cost_usd=caps_usd[cap],
-        release_margin_s=30.0,
         replan=False,
-        lease_s=LEASE_S,
-        boot_lease_s=BOOT_LEASE_S,
-        start_attempts=3,
         resize_in_stage=True,
     )
     if markets in ("asha", "learning"):

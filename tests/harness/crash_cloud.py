@@ -7,7 +7,7 @@ whenever the provider sleeps. Trials and their times are those of the virtual ba
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from rubberband.executor.core.backend import Lifecycle, resumed
 from rubberband.executor.ray.fleet import described
 from rubberband.values.plan import Market
 from tests.harness.crash_world import BOOT_LEASE_S, LEASE_S, STEP_S, TYPE, World
+from tests.harness.together import LaterInbox
 
 RETRY_S = 2.0
 NODE_DEAD_S = 40.0
@@ -222,13 +223,27 @@ class CloudFleet:
 class CloudBackend(VirtualBackend):
     """Virtual trials on instances of the fake EC2."""
 
-    def __init__(self, world: World, provider: AwsProvider) -> None:
+    def __init__(
+        self, world: World, provider: AwsProvider, inbox: LaterInbox, metric_of: Callable[[int, int], float]
+    ) -> None:
+        """Its driver wakes up for what is in the inbox."""
         job = world.job
         super().__init__(
-            job.name, job.offer, job.profile, metric=job.metric, clock=world.clock, faults=Faults(ends=world.ends)
+            job.name,
+            job.offer,
+            job.profile,
+            metric=job.metric,
+            metric_of=metric_of,
+            limits=job.limits,
+            clock=world.clock,
+            faults=Faults(ends=world.ends),
         )
+        self._inbox = inbox
         self._world = world
         self.fleet = CloudFleet(world, provider, self.agenda)  # type: ignore[assignment]
+
+    def next_events(self, wake_at: float | None) -> Sequence[Event]:
+        return super().next_events(self._inbox.wake_at(wake_at))
 
     def due_events(self) -> list[Event]:
         events: list[Event] = []

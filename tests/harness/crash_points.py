@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from random import Random
 
-from tests.harness.crash_cases import CAP_USD, MARKETS, Point, parse, points_of, undisturbed
+from tests.harness.crash_cases import CAP_USD, MARKETS, TOGETHER, Point, parse, point_together, points_of, undisturbed
 from tests.harness.crash_story import Outcome, Story
 
 
@@ -16,6 +16,15 @@ from tests.harness.crash_story import Outcome, Story
 def points(seed: int = 0) -> Sequence[Point]:
     """All of them, which take longer to draw than a hundred take to run; another seed draws others."""
     return tuple(point for markets in MARKETS for point in points_of(markets, calls_of_a_run(markets), seed))
+
+
+def point_of(seed: int) -> Point:
+    """Return a point of the experiment that a seed draws, which runs undisturbed for that."""
+    with folder() as here:
+        story = Story(undisturbed(f"{TOGETHER}{seed}", "roomy"), here)
+        story.tell()
+        assert not story.wrong(), f"undisturbed, {seed}: {story.wrong()}"
+        return point_together(seed, story.world.operations())
 
 
 def sample(count: int) -> list[Point]:

@@ -11,25 +11,29 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
+from random import Random
 
 from rubberband.cloud.aws.calls import INSTANCE_TAG
 from rubberband.cloud.aws.cleanup import clean_up, end_everything
 from rubberband.cloud.aws.fleet import SHUTDOWN_S, VISIBILITY_S
 from rubberband.cloud.aws.guards import SLACK_S
 from rubberband.errors import RubberbandError
-from rubberband.executor import Controller, Event, Job, Phase, bill_usd, drive, replay, sampling
+from rubberband.executor import Controller, Event, Job, Phase, bill_usd, drive, replay
+from rubberband.executor.core.limits import can_go_on
+from rubberband.executor.virtual.backend import by_trial
+from tests.builders.additions import add
 from tests.builders.aws_account import START_AT
 from tests.builders.invariants import validate
 from tests.builders.memory import MemoryJournal
 from tests.ec2 import FakeCall, Fault
 from tests.ec2.instance import Instance
 from tests.ec2.spot_prices import HOUR_S
-from tests.harness.chaos_cases import SEARCH
-from tests.harness.crash_cases import BOOT_S, SWING, TRIAL_ENDS, WEATHERS, Point, job_of, launches
+from tests.harness.chaos_stops import StopWatch, uneven
+from tests.harness.crash_cases import BOOT_S, SWING, WEATHERS, Point, features_of, job_of, launches, trial_ends
 from tests.harness.crash_cloud import CloudBackend
 from tests.harness.crash_world import BOOT_LEASE_S, Killed, World, name_of
+from tests.harness.together import LaterInbox, caps, draw, explore, new_trials
 
 ENDS = ("done", "budget", "failed", "cancelled")
 """How a run ends whose driver always came back."""
@@ -82,11 +86,19 @@ class Story:
             self.job,
             boot_s=BOOT_S[point.cap],
             together=point.one_zone,
-            ends=TRIAL_ENDS.get(point.markets, {}),
+            ends=trial_ends(point.markets),
         )
         self.world.fake.fault = self.fault
         self.world.fake.world.spot.seed, self.world.fake.world.spot.swing = point.prices, SWING
         self.journal = MemoryJournal()
+        self.features = features_of(point.markets)
+        self.stop_watch = StopWatch(self.job) if self.features.stops else None
+        user, now = Random(f"{point.markets} the user"), self.world.clock.now
+        self.inbox = LaterInbox(now)
+        for asked in new_trials(self.job, user, now()) if self.features.adds else ():
+            self.inbox.ask(asked)
+        for asked in caps(self.job, user, now()) if self.features.capped else ():
+            self.inbox.ask(asked)
         self.kill_at, self.kills_after = point.kill_at, point.after
         self.kills_left = (point.kill_at >= 0) + (point.again >= 0)
 
@@ -130,6 +142,8 @@ class Story:
     def _note(self, event: Event, controller: Controller) -> None:
         self.note(f"  {event}")
         validate(controller, is_informed=False)
+        if self.stop_watch is not None:
+            self.stop_watch.saw(event, controller)
 
     # The drivers
 
@@ -163,7 +177,8 @@ class Story:
     def _drive(self) -> None:
         if not list(self.journal.events()):
             self.world.check()
-        backend = CloudBackend(self.world, self.world.provider())
+        metric_of = uneven(self.point.markets) if self.features.stops else by_trial
+        backend = CloudBackend(self.world, self.world.provider(), self.inbox, metric_of)
         try:
             controller = Controller(self.job)
             finish = drive(
@@ -172,7 +187,10 @@ class Story:
                 self.journal,
                 observers=[self._note],
                 cancelled=self._is_cancelled,
-                draw=partial(sampling.draw, SEARCH) if self.job.draws else None,
+                requests=self.inbox,
+                draw=draw if self.job.draws else None,
+                explore=explore,
+                add=add,
             )
         except RubberbandError:
             backend.close()
@@ -183,7 +201,14 @@ class Story:
             self.note(f"told the user: {error}")
             self.swept_from = len(self.world.fake.calls)
         else:
-            self.ended, self.reason = finish.outcome, finish.reason
+            if self.controller_now().state != controller.state:
+                self.found.append("by its journal it ended otherwise")
+            if self._is_over():
+                self.ended, self.reason = finish.outcome, finish.reason
+            else:
+                self.note("trials are added after its end")
+                self._leave()
+                self.world.sleep(max(0.0, min(self.inbox.next_at() - self.world.clock.now(), 1e5)))
 
     def _is_cancelled(self) -> bool:
         """By the user, who wants to go on with it where the driver dies of all things then."""
@@ -191,7 +216,12 @@ class Story:
         return self.point.cancelled >= 0 and not self.died_in and len(self.world.fake.calls) > cancels_at
 
     def _is_over(self) -> bool:
-        return self.controller_now().state.phase is Phase.FINISHED
+        """Whether nobody goes on with it: not either for trials that are added."""
+        state = self.controller_now().state
+        goes_on = self.features.adds and state.outcome == "done"
+        if goes_on and (self.inbox.next_at() < math.inf or can_go_on(state)):
+            return False
+        return state.phase is Phase.FINISHED
 
     def controller_now(self) -> Controller:
         controller = Controller(self.job)
@@ -249,6 +279,7 @@ class Story:
 
     def wrong(self) -> list[str]:
         return [
+            *(self.stop_watch.wrong if self.stop_watch is not None else ()),
             *self._orphans(),
             *self._beyond_their_leases(),
             *self._bought_twice(),

@@ -5,6 +5,7 @@ Run: python -m tests.harness.many HARNESS [RUNS] [FIRST_SEED]. Exits with 1 if a
 * `chaos`: random runs of every family in random weather; `ends`: half of their trials end by themselves; `stops`: rules
   of search.stop end trials and searches; `odd`: they are resumed after their ends, answers to launches are lost, clocks
   step back.
+* `together`: all of these and more at once, as a seed draws them; `points_together`: also killed at a call on EC2.
 * `population`: planned searches of type pbt; time and cost of each run equal its plan to the millisecond and the cent.
 * `crash_points`: RUNS drawn from all calls before and after which a driver on EC2, or an image build, is killed.
 * `outages`: hours in which parts of AWS, its machines and its driver fail.
@@ -26,13 +27,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Literal
 
 from rubberband.executor import Fork, bill_usd
 from tests.builders import populations
 from tests.builders.money_stories import tell, world
 from tests.builders.virtual_runs import jct_s
 from tests.harness import chaos, crash_points, outages, replay_command, shared_pool
-from tests.harness.chaos_cases import FAMILIES
+from tests.harness.chaos_cases import FAMILIES, Family
+from tests.harness.crash_cases import TOGETHER
 from tests.harness.crash_images import ImagePoint, image_points, quick, run_image_point
 from tests.harness.pool_runs import PoolRun
 
@@ -52,9 +55,18 @@ def of_chaos(seeds: range, *, ends: bool = False, odd: bool = False, stops: bool
             replan = seed % 50 == 0 and not family.startswith("asha")  # without a SYNC nothing is planned again
             every = 10 if odd else 1_000_000
             options = {"replan": replan, "ends": ends, "odd": odd, "stops": stops}
-            found = chaos.run_seed(seed, family, check_every=every, **options)
-            replay = replay_command("chaos", seed, family, **options)
-            yield Ran(replay=replay, wrong=found.wrong, ended=found.ended, seen=found.seen)
+            yield _of_seed(seed, family, every, **options)
+
+
+def of_together(seeds: range) -> Iterator[Ran]:
+    for seed in seeds:
+        yield _of_seed(seed, "together", 5)
+
+
+def _of_seed(seed: int, family: Family | Literal["together"], check_every: int, **options: bool) -> Ran:
+    found = chaos.run_seed(seed, family, check_every=check_every, **options)
+    replay = replay_command("chaos", seed, family, **options)
+    return Ran(replay=replay, wrong=found.wrong, ended=found.ended, seen=found.seen)
 
 
 def of_population(seeds: range) -> Iterator[Ran]:
@@ -83,6 +95,18 @@ def of_crash_points(seeds: range) -> Iterator[Ran]:
             else:
                 found, replay = crash_points.run_point(point), replay_command("crash_points", str(point))
             yield Ran(replay=replay, wrong=found.wrong, ended=found.ended, seen=Counter(found.died_in))
+
+
+def of_points_together(seeds: range) -> Iterator[Ran]:
+    for seed in seeds:
+        try:
+            point = crash_points.point_of(seed)
+        except AssertionError as error:
+            yield Ran(replay=replay_command("crash_points", f"markets={TOGETHER}{seed}"), wrong=[str(error)])
+            continue
+        found = crash_points.run_point(point)
+        replay = replay_command("crash_points", str(point))
+        yield Ran(replay=replay, wrong=found.wrong, ended=found.ended, seen=Counter(found.died_in))
 
 
 def of_outages(seeds: range) -> Iterator[Ran]:
@@ -124,9 +148,11 @@ HARNESSES: dict[str, Callable[[range], Iterator[Ran]]] = {
     "chaos": of_chaos,
     "ends": partial(of_chaos, ends=True),
     "stops": partial(of_chaos, stops=True),
+    "together": of_together,
     "odd": partial(of_chaos, odd=True),
     "population": of_population,
     "crash_points": of_crash_points,
+    "points_together": of_points_together,
     "outages": of_outages,
     "pool": of_pool,
     "shared": of_shared,

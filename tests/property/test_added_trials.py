@@ -93,7 +93,10 @@ class Run:
         self.drivers = 0
 
     def _add(self, state: State, asked: DriverRequest, now: float) -> TrialsAdded:
-        event = add(state, asked, now)
+        try:
+            event = add(state, asked, now)
+        except InputError:  # what cannot be cloned is a trial of its own
+            event = add(state, dataclasses.replace(asked, trials=NewTrials()), now)
         self.told.append(None)
         with contextlib.suppress(InputError):
             self.told[-1] = extension(copy.deepcopy(state), now, added=event)
@@ -166,7 +169,7 @@ def test_every_trial_that_is_added_is_trained(given: tuple[Job, list[Addition]])
     require_trained(run)
     assert state.outcome in ("done", "budget")
     if state.outcome == "done":
-        asked = sum(trials.count or 1 for _, trials in given[1])
+        asked = run.job.repeats * sum(trials.count or 1 for _, trials in given[1])
         assert len(state.trials) == run.job.num_trials + asked
 
 

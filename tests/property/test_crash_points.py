@@ -17,7 +17,7 @@ from rubberband.executor import Controller
 from tests.builders.budget import examples
 from tests.harness import replay_command
 from tests.harness.crash_cases import AFTERWARDS, HIDDEN_S, WEATHERS, Point, Then, parse, undisturbed
-from tests.harness.crash_points import points, run_point, sample
+from tests.harness.crash_points import point_of, points, run_point, sample
 
 SOME, FEW = examples(150), 40
 BLOCKS = 4
@@ -63,6 +63,19 @@ def test_trials_that_have_ended_by_themselves_train_no_more_wherever_the_driver_
 def test_a_rule_ends_trials_and_the_search_wherever_the_driver_dies() -> None:
     stopping = [point for point in points() if point.markets == "stopping"]
     found = failures(Random(0).sample(stopping, SOME // 3))
+    assert not found, "\n".join(found)
+
+
+def test_experiments_with_all_features_lose_nothing_wherever_the_driver_dies() -> None:
+    found = failures(map(point_of, range(SOME // 10)))
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("block", range(8))
+def test_many_experiments_with_all_features(block: int) -> None:
+    found = failures(map(point_of, range(block, 2000, 8)))
     assert not found, "\n".join(found)
 
 

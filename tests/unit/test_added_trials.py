@@ -138,6 +138,12 @@ def test_after_the_first_stage_they_are_a_bracket_of_their_own() -> None:
     assert run.state.stages[3].started_at >= (run.state.stages[2].ended_at or 0.0)
 
 
+def test_a_bracket_of_its_own_is_known_to_take_time_and_money_before_it_is_planned() -> None:
+    run = Added(a_search()).drive()
+    run.controller.handle(Additions(run.setup)(run.state, asked(0.0, count=9), run.state.now))
+    assert [one.duration_s > 0.0 < one.cost_usd for one in run.state.predicted[3:]] == [True] * 3
+
+
 def test_a_configuration_joins_the_current_stage_from_zero_and_is_ranked_with_the_others() -> None:
     before = Added(a_search()).drive()
     second_at = before.state.stages[1].started_at + 1.0

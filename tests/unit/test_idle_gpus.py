@@ -29,7 +29,7 @@ from rubberband.executor import (
     paid_time,
     summarise,
 )
-from rubberband.executor.core.forecast import end_chance
+from rubberband.executor.core.forecast import end_chance, forecast
 from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Plan, Stage, StagePlan
@@ -95,6 +95,27 @@ def run_both(job: Job, faults: Faults | None = None) -> tuple[State, State]:
         run_virtual(dataclasses.replace(job, resize_in_stage=on), faults)[0].state for on in (False, True)
     )
     return without, with_it
+
+
+def test_none_is_bought_within_a_stage_for_the_next_one() -> None:
+    """After an end in each stage; the third has plans for the instance that the second did without."""
+    job = a_job([(4, 2), (4, 3), (4, 2)], [(4, 1), (4, 1), (4, 1)], replan=False)
+    state = run_virtual(job, Faults(ends={0: TrialEnd(iterations=1), 1: TrialEnd(iterations=3)}))[0].state
+    assert (state.outcome, len(state.instances)) == ("done", 4)
+
+
+def test_a_stage_with_fewer_trials_than_slots_waits_for_none_of_those_that_stay_empty() -> None:
+    """Two of four trials have ended: a slot of three planned has no instance, and needs none."""
+    offer = dataclasses.replace(OFFER, provision_delay_s=900.0)
+    job = a_job([(4, 2), (3, 3)], [(4, 1), (3, 1)], offer, replan=False)
+    seen = list[float]()
+
+    def look(event: object, controller: Controller) -> None:
+        if len(controller.state.stages) == 2 and controller.state.running():
+            seen.append(forecast(controller.state, controller.state.now).jct_s)
+
+    controller = run_virtual(job, Faults(ends={0: TrialEnd(iterations=1), 1: TrialEnd(iterations=1)}), observers=[look])
+    assert seen == pytest.approx([jct_s(controller[0].state)] * len(seen))
 
 
 def test_instances_without_a_trial_in_the_last_wave_are_given_back() -> None:

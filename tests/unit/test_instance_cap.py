@@ -77,6 +77,19 @@ def test_where_it_shrinks_trials_stop_at_their_next_checkpoint_and_the_instance_
     assert [(c.trial, c.from_iterations) for c in started if isinstance(c, StartTrial)] == [(first, 1)]
 
 
+def test_no_instance_is_held_where_no_gang_fits_on_the_cap() -> None:
+    """Gangs of two instances may have no other width: one instance alone would be paid, and idle."""
+    wide = Plan(stages=tuple(StagePlan(instances=2, gpus_per_trial=2 * OFFER.gpus) for _ in STAGES))
+    story = begun(job(wide, gpus_per_trial_sizes=(2 * OFFER.gpus,), replan=False))
+    set_cap(story, 1)
+    (trial,) = story.state.running()
+    assert kinds(story.report(trial.trial, 0.5)) == ["StopTrial", "ReleaseInstance", "ReleaseInstance"]
+    for instance in ("i-001", "i-002"):
+        story.tell(InstanceReleased, instance=instance, ended_at=story.at)
+    assert (story.state.lanes[0].wanted, story.state.fleet.live()) == (0, [])
+    assert kinds(set_cap(story, 2)) == ["LaunchInstance"] * 2
+
+
 def test_a_trial_between_two_checkpoints_goes_on_to_the_next() -> None:
     story = begun(job())
     set_cap(story, 1)

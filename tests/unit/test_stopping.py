@@ -49,7 +49,7 @@ from rubberband.views.report.tables import comparison
 from rubberband.views.story import sentence
 from tests.builders.jobs import JOB
 from tests.builders.memory import MemoryInbox, MemoryJournal
-from tests.builders.stories import begun
+from tests.builders.stories import begun, checkpoint
 from tests.builders.timed_requests import TimedInbox
 from tests.builders.virtual_runs import check, run_virtual
 from tests.harness.chaos_cases import asha_prediction
@@ -103,6 +103,15 @@ def test_a_trial_that_is_worse_than_the_median_of_the_averages_ends() -> None:
     job = job_of(Stage(trials=4, iterations=6), stop=StopRules(median=Median(after=2)))
     cuts = run(job, curves).state.history.of(TrialCut)
     assert {(cut.trial, cut.iterations) for cut in cuts} == {(3, 2)}
+
+
+def test_the_last_result_of_a_trial_that_ended_by_itself_is_in_the_median() -> None:
+    story = begun(job_of(Stage(trials=3, iterations=6), stop=StopRules(median=Median(trials=2))))
+    for trial, value in enumerate((0.8, 0.6)):
+        told = {"trial": trial, "attempt": 1, "iterations": 1, "metrics": {"score": value}}
+        story.tell(TrialReported, **told, checkpoint=checkpoint(trial, 1), ended=True)
+    story.report(2, 0.5)
+    assert [cut.trial for cut in story.state.history.of(TrialCut)] == [2]
 
 
 def test_no_trial_ends_before_the_grace_period() -> None:
