@@ -231,10 +231,8 @@ def train(config):
 """
 
 
-@pytest.mark.long
-@pytest.mark.ray
-def test_a_real_run_is_stopped_and_extended_in_part_and_outlives_the_session(home: Path, tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text(SLOW)
+def write_slow(folder: Path) -> None:
+    (folder / "slow.py").write_text(SLOW)
     scheduler = {"type": "none", "num_samples": 4, "max_t": 20}
     words = {
         "name": "real",
@@ -244,7 +242,42 @@ def test_a_real_run_is_stopped_and_extended_in_part_and_outlives_the_session(hom
         "resources": {"provider": "local", "gpus_per_instance": 2, "price_per_hour": 3, "max_instances": 1},
         "profile": {"seconds_per_iteration": {1: 0.5}},
     }
-    (tmp_path / "real.yaml").write_text(yaml.safe_dump(words))
+    (folder / "real.yaml").write_text(yaml.safe_dump(words))
+
+
+@pytest.mark.long
+@pytest.mark.ray
+def test_two_agents_that_submit_at_once_do_not_pass_their_cap_together(home: Path, tmp_path: Path) -> None:
+    """Each looks at the cap and then starts: one after the other, though they are two processes."""
+    write_slow(tmp_path)
+    (home / "policy.yaml").write_text("agents: {max_usd_per_run: 1, max_usd_per_month: 1.5, providers: [local]}")
+    answers = dict[str, str]()
+
+    async def submit(scripted: Agent, name: str) -> None:
+        arguments = {"file": "real.yaml", "overrides": [f"name={name}"]}
+        found: Any = await scripted.session.call_tool("submit", arguments)
+        answers[name] = found.content[0].text
+
+    async def main() -> None:
+        async with agent(home, tmp_path) as one, agent(home, tmp_path) as other:
+            async with anyio.create_task_group() as group:
+                for number, scripted in enumerate([one, other] * 2):
+                    group.start_soon(submit, scripted, f"n{number}")
+            started = [name for name, text in answers.items() if text.startswith(f"{name}: start")]
+            assert len(started) == 1, answers
+            line = "agents.max_usd_per_month of policy.yaml: 1.00 USD of 1.50 USD are spent or may be"
+            assert all(text.startswith(line) for name, text in answers.items() if name not in started), answers
+            await one.call("stop", name=started[0])
+            while "runs" in await one.call("status", name=started[0], wait_s=30):
+                pass
+
+    anyio.run(main)
+
+
+@pytest.mark.long
+@pytest.mark.ray
+def test_a_real_run_is_stopped_and_extended_in_part_and_outlives_the_session(home: Path, tmp_path: Path) -> None:
+    write_slow(tmp_path)
 
     async def main() -> None:
         async with agent(home, tmp_path) as scripted:

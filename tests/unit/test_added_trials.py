@@ -15,7 +15,10 @@ from rubberband.errors import InputError
 from rubberband.executor import (
     Controller,
     DriverRequest,
+    InstanceRefused,
+    Started,
     State,
+    Tick,
     TrialsAdded,
     TrialsJoined,
     TrialStatus,
@@ -28,10 +31,12 @@ from rubberband.executor import (
 from rubberband.executor.journal.inbox import NewTrials
 from rubberband.executor.sampling import Additions
 from rubberband.spec.experiment import Experiment
+from rubberband.values.plan import Plan, StagePlan
 from tests.builders.cli_runs import CommandLine, rubberband
 from tests.builders.memory import MemoryJournal
 from tests.builders.plans import plan_job
 from tests.builders.sampled_runs import SPACE, an_experiment, branin
+from tests.builders.stories import Story, kinds
 from tests.builders.timed_requests import TimedInbox
 from tests.builders.virtual_runs import check
 
@@ -127,6 +132,28 @@ def test_trials_by_number_join_the_first_stage_and_the_later_ones_train_more() -
     assert stages(run.state) == [(27, 1), (9, 3), (3, 5)]
     assert [len(record.trials) for record in run.state.stages] == [27, 9, 3]
     assert sum(trial.iterations == 9 for trial in run.state.trials) == 3
+
+
+def test_a_bracket_of_one_trial_does_not_shrink_to_none_as_trials_join_it() -> None:
+    """Two trials by a factor of three are none; its last stage has one."""
+    scheduler = {"type": "hyperband", "max_t": 9, "reduction_factor": 3, "num_samples": 4}
+    run = Added(a_search(scheduler=scheduler)).drive(asked(1.0, count=1))
+    assert sorted(stages(run.state)) == [(1, 6), (2, 3), (3, 9)]
+    assert run.state.outcome == "done"
+
+
+def test_instances_that_were_given_up_are_asked_for_again_for_trials_that_are_added() -> None:
+    run = Added(a_search(scheduler={"type": "asha", "num_samples": 4, "max_t": 9}))
+    plan = Plan(stages=(StagePlan(instances=2, gpus_per_trial=1),))
+    story = Story(dataclasses.replace(run.job, plan=plan, launch_attempts=1))
+    assert kinds(story.tell(Started)) == ["LaunchInstance"] * 2
+    story.ready("i-001")
+    story.tell(InstanceRefused, instance="i-002", reason="no capacity")
+    story.at += 1000.0
+    assert story.tell(Tick) == []
+    facts = Additions(run.setup)(story.state, asked(0.0, count=4), story.at)
+    story.tell(TrialsAdded, **{one.name: getattr(facts, one.name) for one in dataclasses.fields(facts)[1:]})
+    assert "LaunchInstance" in kinds(story.tell(Tick))
 
 
 def test_after_the_first_stage_they_are_a_bracket_of_their_own() -> None:

@@ -14,6 +14,7 @@ from rubberband.executor import (
     Faults,
     GivenBack,
     InstanceInterrupted,
+    InstanceLost,
     Job,
     Regrouped,
     Result,
@@ -269,6 +270,19 @@ def test_the_report_names_what_was_done() -> None:
         "trial 4 takes a gang of 4 instead of 1 after iteration 1; the stage is expected to end 3m20s sooner, and that "
         "to save 0.2000 USD"
     )
+
+
+def test_no_gang_is_widened_by_the_gpus_that_a_trial_waits_to_train_on() -> None:
+    """A gang of two instances has lost one: the other is idle until that is replaced."""
+    job = a_job([(2, 9)], [(4, 2)], objective="min_time", max_gpus_per_trial=4, replan=True, resize_in_stage=True)
+    profile = dataclasses.replace(PROFILE, seconds_per_iteration={1: 300.0, 2: 100.0, 3: 30.0, 4: 30.0})
+    story = begun(dataclasses.replace(job, profile=profile))
+    story.ready("i-003", "i-004")
+    struck = story.state.trials[1].gang[-1].instance
+    assert "LaunchInstance" in kinds(story.tell(InstanceLost, instance=struck, ended_at=story.at, reason="died"))
+    assert story.report(0, 0.5) == []
+    assert len(story.state.running()) == 1
+    assert not story.state.history.of(Regrouped)
 
 
 def test_an_idle_instance_stays_for_a_trial_whose_instance_is_taken_away() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -281,6 +283,63 @@ def test_an_agent_adds_trials_after_the_end_within_its_cap(home: Path) -> None:
     text = call("status", tools, name="first")
     assert text.startswith("first: done\n")
     assert " 14 trials" in text
+
+
+AGENT = """
+import sys, time
+from pathlib import Path
+from rubberband.mcp.caps import Bill
+from rubberband.mcp.tools import Tools
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.loading import load_experiment
+from rubberband.states import ExperimentState
+from rubberband.values.submission import Summary
+
+home, name = Path(sys.argv[1]), sys.argv[2]
+tools, experiment = Tools(home, None, Path.cwd()), load_experiment(Path("local.yaml"), [f"name={name}"])
+
+def bills():
+    running = ExperimentState("running")
+    cap = Summary(max_cost_usd=1.0)
+    return [Bill(name=one.stem, provider="local", state=running, summary=cap) for one in home.glob("*.started")]
+
+def start(experiment, path):
+    time.sleep(0.5)
+    (home / f"{experiment.name}.started").touch()
+
+tools._place.bills, tools._place.start, tools._place.starting = bills, start, lambda name: f"{name}: starting"
+print("ready", flush=True)
+input()
+import anyio
+from rubberband.mcp import tools as module
+module.START_S = 0.0
+try:
+    print(anyio.run(tools.submit, "local.yaml", [f"name={name}"]))
+except Exception as error:
+    print(error)
+"""
+
+
+def test_of_two_processes_that_ask_at_once_one_sees_what_the_other_started(home: Path, tmp_path: Path) -> None:
+    words = {**FILE, "entrypoint": "nosuch:train", "resources": {**FILE["resources"], "provider": "local"}}  # type: ignore[dict-item]
+    (tmp_path / "local.yaml").write_text(yaml.safe_dump(words))
+    (home / "policy.yaml").write_text("agents: {max_usd_per_run: 1, max_usd_per_month: 1.5, providers: [local]}")
+    command = [sys.executable, "-c", AGENT, str(home)]
+    agents = [
+        subprocess.Popen([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for name in ("first", "second")
+    ]
+    for one in agents:
+        assert one.stdout is not None
+        assert one.stdout.readline() == "ready\n"
+    for one in agents:
+        assert one.stdin is not None
+        one.stdin.write("\n")
+        one.stdin.flush()
+    started, refused = sorted((one.communicate(timeout=60)[0] for one in agents), key=lambda text: "agents." in text)
+    assert started.endswith(": starting\n")
+    assert refused.startswith("agents.max_usd_per_month of policy.yaml: 1.00 USD of 1.50 USD are spent or may be")
+    assert len(list(home.glob("*.started"))) == 1
 
 
 def test_tools_and_their_processes_have_no_token(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
