@@ -320,7 +320,7 @@ except Exception as error:
 """
 
 
-def test_of_two_processes_that_ask_at_once_one_sees_what_the_other_started(home: Path, tmp_path: Path) -> None:
+def test_one_of_two_processes_that_ask_at_once_sees_what_the_other_started(home: Path, tmp_path: Path) -> None:
     words = {**FILE, "entrypoint": "nosuch:train", "resources": {**FILE["resources"], "provider": "local"}}  # type: ignore[dict-item]
     (tmp_path / "local.yaml").write_text(yaml.safe_dump(words))
     (home / "policy.yaml").write_text("agents: {max_usd_per_run: 1, max_usd_per_month: 1.5, providers: [local]}")
