@@ -5,7 +5,7 @@ import os
 import time
 import zlib
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +112,35 @@ def store(tmp_path: Path) -> "CheckpointStore":
     from rubberband.executor import open_store
 
     return open_store(str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[str]:
+    """The address of moto's server."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    yield "http://{}:{}".format(*server.get_host_and_port())
+    server.stop()
+
+
+@pytest.fixture
+def s3(moto: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A bucket of moto's that the environment leads to."""
+    import boto3
+
+    for key, value in {
+        "AWS_ENDPOINT_URL": moto,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "MOTO_S3_DEFAULT_MAX_KEYS": "1",  # lists come in pages of one
+    }.items():
+        monkeypatch.setenv(key, value)
+    boto3.client("s3").create_bucket(Bucket="bucket")
+    return "bucket"
 
 
 def pytest_collection_finish() -> None:

@@ -1,8 +1,8 @@
 """A trial that goes on from another trial's checkpoint, with a configuration of its own. Writes the state. Pure.
 
-From then on several trials refer to one checkpoint: it is deleted when none does any more. The trial takes over the
-other's reports up to there, so that its reports still are one for each iteration; those that it made itself are kept
-apart (`TrialState.left`), as they show how fast it was.
+From then on several trials refer to one checkpoint, and to the artifacts that the other had given until then: each is
+deleted when none does any more. The trial takes over the other's reports up to there, so that its reports still are one
+for each iteration; those that it made itself are kept apart (`TrialState.left`), as they show how fast it was.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def fork(state: State, event: TrialForked) -> list[Command]:
             reason=event.reason,
         )
     )
-    freed = [checkpoint for checkpoint, _ in trial.kept()]
+    freed = list(trial.files())
     trial.left += trial.reports[trial.inherited :]
     trial.reports = parent.reports[: event.iterations]
     trial.inherited = trial.iterations = event.iterations
@@ -47,6 +47,7 @@ def fork(state: State, event: TrialForked) -> list[Command]:
     trial.checkpoint, trial.checkpoint_iterations = kept[at]
     trial.before, trial.before_iterations = kept[at + 1] if at + 1 < len(kept) else (None, 0)
     trial.best, trial.best_iterations = None, 0  # of its present configuration
+    trial.artifacts |= {name: one for name, one in parent.artifacts.items() if one.iterations <= event.iterations}
     present = ConfigSpan(after=event.iterations, trial=trial.trial, configuration=event.configuration)
     trial.configured = (*_until(parent, event.iterations), present)
     trial.failures, trial.ended = 0, False
@@ -72,14 +73,14 @@ def rewind(trial: TrialState, iterations: int) -> None:
         trial.configured = (*_until(trial, iterations), again)
 
 
-def discard(state: State, trial: TrialState, checkpoints: Iterable[CheckpointRef | None]) -> list[Command]:
-    """Order the deletion of checkpoints that a trial has given up, unless it or another trial still refers to them."""
-    given_up = list(dict.fromkeys(checkpoint for checkpoint in checkpoints if checkpoint is not None))
+def discard(state: State, trial: TrialState, files: Iterable[CheckpointRef | None]) -> list[Command]:
+    """Order the deletion of files that a trial has given up, unless it or another trial still refers to them."""
+    given_up = list(dict.fromkeys(file for file in files if file is not None))
     if given_up:
         holders = state.trials if state.forked_configs else [trial]  # until then, no trial has another's
-        kept = {checkpoint.url for holder in holders for checkpoint, _ in holder.kept()}
-        given_up = [checkpoint for checkpoint in given_up if checkpoint.url not in kept]
-    return [DiscardCheckpoint(checkpoint=checkpoint) for checkpoint in given_up]
+        kept = {file.url for holder in holders for file in holder.files()}
+        given_up = [file for file in given_up if file.url not in kept]
+    return [DiscardCheckpoint(checkpoint=file) for file in given_up]
 
 
 # Which trials take over checkpoints at a SYNC, and from which.

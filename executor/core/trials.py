@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from rubberband.executor.core.ends import ends_trial, note_result
 from rubberband.executor.core.events import (
     Command,
-    DiscardCheckpoint,
     FailureKind,
     Gang,
     StartTrial,
@@ -174,7 +173,7 @@ def note_artifact(state: State, trial: TrialState, event: TrialArtifact) -> list
     trial.artifacts[event.name] = Artifact(
         name=event.name, file=event.file, iterations=event.iterations, saved_at=event.occurred_at
     )
-    return [] if earlier is None else [DiscardCheckpoint(checkpoint=earlier.file)]
+    return [] if earlier is None else discard(state, trial, [earlier.file])
 
 
 def note_end(lane: LaneState, trial: TrialState) -> None:

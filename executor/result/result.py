@@ -231,13 +231,36 @@ class Result:
     def pareto(self) -> tuple[TrialResult, ...]:
         """Trials that no other beats in `metric` and all of `also`, best first; empty without `also`.
 
-        Each trial counts with its latest report; failed and infeasible ones do not.
+        Each trial counts with its latest report; failed and infeasible ones do not. With repeats, a configuration
+        counts with its `means`, and its best repeat stands for it.
         """
         if not self.also:
             return ()
         objectives = (Objective(metric=self.metric, mode=self.mode), *self.also)
-        counting = [one for one in self.trials if one.status != "failed" and one.feasible is not False]
-        return tuple(front([(trial, trial.metrics) for trial in counting], objectives))
+        counting = [one for one in self.of_configurations if one.status != "failed" and one.feasible is not False]
+        return tuple(front([(trial, self.means(trial)) for trial in counting], objectives))
+
+    @property
+    def of_configurations(self) -> Sequence[TrialResult]:
+        """One trial for each configuration: the best of its repeats that count; without repeats all trials."""
+        merit = self.ranking.merit
+        firsts = self.trials[:: self.repeats]
+        return [min(self._counting(one), key=lambda repeat: (merit(repeat.metrics), repeat.trial)) for one in firsts]
+
+    def means(self, trial: TrialResult) -> Mapping[str, float]:
+        """Return the means of `metric` and `also` over the repeats of a trial's configuration, as they rank it.
+
+        Without repeats these are its own metrics.
+        """
+        every = Ranking(metric=self.metric, mode=self.mode, limits=tuple(Limit(metric=one.metric) for one in self.also))
+        return every.mean([repeat.metrics for repeat in self._counting(trial)])
+
+    def _counting(self, trial: TrialResult) -> Sequence[TrialResult]:
+        """Return the repeats of a trial's configuration that count, as for its `standing`."""
+        first = trial.trial // self.repeats * self.repeats
+        repeats = self.trials[first : first + self.repeats]
+        done = [one for one in repeats if one.status == "completed"]
+        return done or [one for one in repeats if one.metrics and one.status != "failed"] or [trial]
 
     @property
     def infeasible(self) -> str:
@@ -247,8 +270,9 @@ class Result:
             return ""
         limited = [one for one in self.also if one.limit_text]
         kept = sum(bool(trial.feasible) for trial in self.trials)
+        means, of = self.means(best), "" if self.repeats == 1 else "mean "
         found = ", ".join(
-            f"{one.metric}={best.metrics[one.metric]:.6g}" if one.metric in best.metrics else f"no {one.metric}"
+            f"{of}{one.metric}={means[one.metric]:.6g}" if one.metric in means else f"no {of}{one.metric}"
             for one in limited
         )
         limits = ", ".join(f"{one.metric} {one.limit_text}" for one in limited)

@@ -26,16 +26,16 @@ LARGEST_BYTES = 10 * 10**9
 class Artifacts:
     """The folder that `rubberband.artifact` copies to, and that programs write to (`RUBBERBAND_ARTIFACTS`).
 
-    Other ranks have none: their files are not kept. It is looked at after each iteration and at the segment's end.
+    It is looked at after each iteration and at the segment's end. Other ranks have one too, whose files are not kept.
     """
 
     def __init__(self, store: CheckpointStore, segment: Segment) -> None:
         self._store, self._trial = store, segment.trial
-        self._folder = Path(tempfile.mkdtemp(prefix="rubberband-artifacts-")) if segment.rank == 0 else None
+        self._rank, self._folder = segment.rank, Path(tempfile.mkdtemp(prefix="rubberband-artifacts-"))
         self._known: dict[str, tuple[int, int, int]] = {}
         self._iterations = segment.from_iterations
         self._before = os.environ.get(ARTIFACTS)
-        os.environ[ARTIFACTS] = "" if self._folder is None else str(self._folder)
+        os.environ[ARTIFACTS] = str(self._folder)
 
     def new(self, iterations: int | None = None) -> Iterator[SegmentArtifact]:
         """Save the files that are new or have changed, and yield them. Raises CheckpointError."""
@@ -67,13 +67,12 @@ class Artifacts:
             os.environ.pop(ARTIFACTS, None)
         else:
             os.environ[ARTIFACTS] = self._before
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._rank and (found := self._found()):
+            self._leave_out(found[0][0], f"rank {self._rank} of a gang gave it, and the files of rank 0 are")
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _found(self) -> list[tuple[str, Path]]:
         """Return the files, without links and drafts, by name."""
-        if self._folder is None:
-            return []
         every = [Path(top, file) for top, _, files in os.walk(self._folder) for file in files]
         files = [path for path in every if not path.is_symlink() and path.is_file() and not path.name.startswith(DRAFT)]
         return sorted((path.relative_to(self._folder).as_posix(), path) for path in files)

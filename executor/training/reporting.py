@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 LINE, CHECKPOINT, CONFIG = "RUBBERBAND_LINE", "RUBBERBAND_CHECKPOINT", "RUBBERBAND_CONFIG"
 """Variables of a program: the socket of its reports, the folder of its checkpoint, its configuration as JSON."""
 ARTIFACTS = "RUBBERBAND_ARTIFACTS"
-"""Variable of every trial: the folder whose files are kept with it; empty on other ranks than 0."""
+"""Variable of every trial: the folder whose files are kept with it, if it is that of rank 0."""
 DRAFT = ".rubberband-draft-"
 """Beginning of the name of a file that is not whole yet."""
 GO_ON = b"g"
@@ -114,7 +115,8 @@ def artifact(path: str | os.PathLike[str], *, name: str | None = None) -> None:
     """Keep a file with this trial, such as a plot or a table: it is copied now, and saved at the next report.
 
     It is listed and downloaded on the trial's page, by REST and by `rubberband artifacts`. The latest of several files
-    of one name is kept. In a gang, those of rank 0 are kept. Outside a search, nothing is.
+    of one name is kept. In a gang, those of rank 0 are kept, and the trial's log names one of another rank. Outside a
+    search, nothing is.
 
     Args:
         path: The file.
@@ -141,6 +143,12 @@ def artifact(path: str | os.PathLike[str], *, name: str | None = None) -> None:
     folder = os.environ.get(ARTIFACTS)
     if not folder:
         return
+    if LINE in os.environ and (rank := os.environ.get("RANK", "0")) != "0":  # torchrun's have one folder
+        if not _left_out:
+            why = f"rank {rank} of a gang gave it, and the files of rank 0 are"
+            print(f"rubberband: artifact {named} is not kept: {why}", file=sys.stderr, flush=True)
+        _left_out.append(named)
+        return
     target = os.path.join(folder, *parts)
     os.makedirs(os.path.dirname(target), exist_ok=True)
     draft = os.path.join(os.path.dirname(target), f"{DRAFT}{os.getpid()}-{threading.get_ident()}")
@@ -158,6 +166,8 @@ def _session(caller: str) -> Session | None:
     return session
 
 
+_left_out: list[str] = []
+"""Artifacts that this process, of another rank than 0, gave in vain."""
 has_reported = False
 """Whether this process has handed an iteration over."""
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, suppress
 from functools import wraps
 from itertools import count
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self
 from weakref import WeakSet
 
@@ -97,6 +98,8 @@ class AsyncClient(Connected):
     costs = _awaited(Client.costs)
     decisions = _awaited(Client.decisions)
     report = _awaited(Client.report)
+    save_artifact = _awaited(Client.save_artifact)
+    save_checkpoint = _awaited(Client.save_checkpoint)
     cancel = _awaited(Client.cancel)
     resume = _awaited(Client.resume)
     extend = _awaited(Client.extend)
@@ -195,6 +198,19 @@ class AsyncClient(Connected):
                 break
             await self._sleep(pause_s)
         return calls.answer_of(call, outcome, self.url)
+
+    async def _save(self, call: Call[Any], place: Path) -> Path:
+        try:
+            with calls.download(place) as file:
+                async with self._http.stream(call.method, call.path, **call.options()) as answer:
+                    if not answer.is_success:
+                        await answer.aread()
+                    raise_for(answer)
+                    async for part in answer.aiter_bytes():
+                        file.write(part)
+        except httpx.TransportError as error:
+            raise calls.unreachable(self.url, error) from None
+        return place
 
     async def close(self) -> None:
         """Close the connections. Idempotent."""

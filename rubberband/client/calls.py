@@ -8,8 +8,11 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from io import BufferedWriter
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
@@ -28,6 +31,7 @@ from rubberband.errors import (
     RubberbandError,
     ServiceError,
 )
+from rubberband.files import make_directories, new_file
 from rubberband.spec.experiment import Experiment, ProfilesByType
 from rubberband.spec.loading import load_experiment
 from rubberband.spec.profile_file import read_profile_file
@@ -153,6 +157,32 @@ def delete(path: str, *, key: str | None, **params: str | int | None) -> Call[T]
 def path(name: str, what: str = "") -> str:
     """Return the path of an experiment, or of a part of it."""
     return f"/v1/experiments/{quote(name, safe='')}{what}"
+
+
+def artifact(name: str, trial: int, artifact: str) -> Call[Any]:
+    """Return the request of a file that a trial gave to be kept."""
+    return get(path(name, f"/trials/{trial}/artifacts/{quote(artifact)}"))
+
+
+def checkpoint(name: str, trial: int, iterations: int | None, best: bool) -> Call[Any]:
+    """Return the request of a trial's checkpoint."""
+    return get(path(name, f"/trials/{trial}/checkpoint"), iterations=iterations, best="true" if best else None)
+
+
+@contextmanager
+def download(place: Path) -> Iterator[BufferedWriter]:
+    """Yield a draft of a file that is downloaded; it is there under its name once it is whole.
+
+    Raises InputError for a file that is there, and one that cannot be written.
+    """
+    if place.exists():
+        raise InputError(f"{place} is there, and is not overwritten; give another path")
+    try:
+        make_directories(place.parent)
+        with new_file(place, durable=False) as draft, open(draft, "wb") as file:
+            yield file
+    except OSError as error:
+        raise InputError(f"{place} cannot be written: {error.strerror or error}; give another path") from error
 
 
 def logs(name: str, source: str, trial: int | None, cursor: str | None) -> Call[Any]:

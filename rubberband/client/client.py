@@ -8,10 +8,12 @@ with rubberband.Client("http://127.0.0.1:8642") as client:
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -302,6 +304,66 @@ class Client(Connected):
             4
         """
         return self._send(calls.get(calls.path(name, "/report")))
+
+    def save_artifact(self, name: str, trial: int, artifact: str, to: str | os.PathLike[str]) -> Path:
+        """Download a file that a trial gave to `rubberband.artifact`.
+
+        Args:
+            name: The experiment.
+            trial: The trial's number.
+            artifact: The file's name among the trial's, such as `plots/roc.png`.
+            to: The file to write; folders are made.
+
+        Returns:
+            The file's path.
+
+        Raises:
+            InputError: The trial has no such artifact, or `to` exists.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     client.save_artifact("served", 0, "plots/roc.png", "roc.png")
+            Traceback (most recent call last):
+            ...
+            rubberband.errors.InputError: trial 0 of 'served' has no artifact 'plots/roc.png'
+        """
+        return self._save(calls.artifact(name, trial, artifact), Path(to))
+
+    def save_checkpoint(
+        self,
+        name: str,
+        trial: int,
+        to: str | os.PathLike[str],
+        *,
+        iterations: int | None = None,
+        best: bool = False,
+    ) -> Path:
+        """Download a trial's checkpoint, by default the latest: a tar archive, or what its trial pickled.
+
+        `rubberband best NAME --out PATH` writes the files or the model in it.
+
+        Args:
+            name: The experiment.
+            trial: The trial's number.
+            to: The file to write; folders are made.
+            iterations: The iterations that it holds, if it is not the latest.
+            best: Whether it is that of the best evaluated iteration.
+
+        Returns:
+            The file's path.
+
+        Raises:
+            InputError: The checkpoint was not kept, or `to` exists.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     best = client.experiment("served")["summary"]["best_trial"]
+            ...     client.save_checkpoint("served", best, "best.ckpt")
+            Traceback (most recent call last):
+            ...
+            rubberband.errors.InputError: trial 0 of 'served' has no checkpoint: a virtual run trains no model
+        """
+        return self._save(calls.checkpoint(name, trial, iterations, best), Path(to))
 
     def logs(
         self,
@@ -682,6 +744,21 @@ class Client(Connected):
                 break
             self._sleep(pause_s)
         return calls.answer_of(call, outcome, self.url)
+
+    def _save(self, call: Call[Any], place: Path) -> Path:
+        try:
+            with (
+                calls.download(place) as file,
+                self._http.stream(call.method, call.path, **call.options()) as answer,
+            ):
+                if not answer.is_success:
+                    answer.read()
+                raise_for(answer)
+                for part in answer.iter_bytes():
+                    file.write(part)
+        except httpx.TransportError as error:
+            raise calls.unreachable(self.url, error) from None
+        return place
 
     def close(self) -> None:
         """Close the connections. Idempotent.

@@ -156,7 +156,7 @@ def forward(context: typer.Context) -> int:
     name = str(params.get("name") or next(iter(several), ""))
     names = [str(one.name) for one in context.command.params]
     typed = {one for one in names if getattr(context.get_parameter_source(one), "name", "") == "COMMANDLINE"}
-    if without := typed & {"server", "to", "follow", *(["output"] if params.get("watch") else [])}:
+    if without := typed & {"server", "to", "out", "follow", *(["output"] if params.get("watch") else [])}:
         raise InputError(f"--{min(without)} does not go with --on head; leave one of them out")
     remote, known, made_of = _found(name)
     head = head_key(remote.session, known["owner"])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from rubberband.client.client import Client
     from rubberband.client.models import ExperimentView
     from rubberband.executor.journal.folder import ExperimentFolder
-    from rubberband.executor.result.result import Result
+    from rubberband.executor.result.result import Result, TrialResult
 
 _MOST_OF_BEST = 100
 
@@ -139,7 +140,8 @@ def best(
     if which != "latest":
         result = replace(result, best=found)
     if out is not None:
-        print(f"wrote {result.save_best(out)}", file=sys.stderr)
+        with _downloaded(server, name, found, checkpoint=True) as here:
+            print(f"wrote {replace(result, best=here).save_best(out)}", file=sys.stderr)
     if output is TextFormat.json:
         names = ("trial", "configuration", "metrics", "iterations", "standing", "checkpoint", "schedule")
         values = {key: plain(getattr(found, key)) for key in names}
@@ -148,6 +150,32 @@ def best(
     from rubberband.views.report.headlines import best_lines
 
     print("\n".join(best_lines(result)))
+
+
+@contextmanager
+def _downloaded(
+    server: str | None, name: str, trial: TrialResult, *, checkpoint: bool = False
+) -> Iterator[TrialResult]:
+    """Yield a trial of a service with its checkpoint, or its artifacts, on this machine; one of here stays as it is."""
+    client = client_of(server)
+    ref = trial.checkpoint if checkpoint else None
+    if client is None or (checkpoint and (ref is None or ref.url.startswith("virtual:"))):
+        yield trial
+        return
+    with client, TemporaryDirectory(prefix="rubberband-download-") as folder:
+        if ref is not None:
+            kept = {one.checkpoint.url: one.iterations for one in trial.checkpoints}
+            place = client.save_checkpoint(name, trial.trial, Path(folder, "file"), iterations=kept.get(ref.url))
+            yield replace(trial, checkpoint=replace(ref, url=place.as_uri()))
+            return
+        yield replace(
+            trial,
+            artifacts=tuple(
+                replace(one, file=replace(one.file, url=place.as_uri()))
+                for at, one in enumerate(trial.artifacts)
+                for place in [client.save_artifact(name, trial.trial, one.name, Path(folder, str(at)))]
+            ),
+        )
 
 
 def artifacts(
@@ -162,6 +190,7 @@ def artifacts(
 
     Trials give files by `rubberband.artifact(path)`; programs write them below RUBBERBAND_ARTIFACTS.
     """
+    from rubberband.executor.result.restoring import save_artifacts
     from rubberband.executor.result.rows import trial_of
     from rubberband.units import format_bytes
     from rubberband.views.experiment import plain
@@ -170,7 +199,8 @@ def artifacts(
     result = _result(name, client_of(server))
     found = trial_of(result, trial)
     if to is not None:
-        count = len(result.save_artifacts(to, trial=found.trial))
+        with _downloaded(server, name, found) as here:
+            count = len(save_artifacts(here, to))
         print(f"wrote {count} file{'s' * (count != 1)} of trial {found.trial} to {to}", file=sys.stderr)
     if output is TextFormat.json:
         print_json({"schema": "rubberband.artifacts/1", "trial": found.trial, "artifacts": plain(found.artifacts)})

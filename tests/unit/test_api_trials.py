@@ -8,10 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from typer.testing import CliRunner
 
+import rubberband
+from rubberband import cli
 from rubberband.api.security import Tokens
 from rubberband.api.store.schema import SCOPES
+from rubberband.errors import InputError
 from rubberband.executor import CheckpointRef, make_store, trial_files
 from rubberband.executor.checkpoints.folders import pack
 from rubberband.executor.logs.pages import page
@@ -188,6 +193,65 @@ def test_artifacts_are_listed_downloaded_and_on_the_page(service: FakeService, t
     missing = service.client.get(f"{ONE}/0/artifacts/other.png")
     assert missing.status_code == 404
     assert "has no artifact 'other.png'" in missing.json()["detail"]
+
+
+def through(service: FakeService) -> rubberband.Client:
+    """A client whose requests reach the service in this process."""
+
+    def ask(request: httpx.Request) -> httpx.Response:
+        answer = service.client.request(request.method, request.url.raw_path.decode())
+        return httpx.Response(answer.status_code, content=answer.content, headers=answer.headers)
+
+    return rubberband.Client("http://127.0.0.1:8642", transport=httpx.MockTransport(ask))
+
+
+def test_a_client_downloads_artifacts_and_checkpoints_and_the_commands_write_them(
+    service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, result = make_store(str(tmp_path / "store")), a_result()
+    assert result.best is not None
+    number, done = result.best.trial, result.best.iterations
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "model.txt").write_text("weights")
+    packed = tmp_path / "packed"
+    pack(tmp_path / "saved", packed, iterations=done, metrics={})
+    latest, before = store.save(number, done, packed.read_bytes()), store.save(number, done - 1, b"before")
+    best = dataclasses.replace(
+        result.best,
+        checkpoint=latest,
+        checkpoints=(
+            KeptCheckpoint(checkpoint=latest, iterations=done, saved_s=2.0),
+            KeptCheckpoint(checkpoint=before, iterations=done - 1, saved_s=1.0),
+        ),
+        artifacts=(
+            ArtifactResult(name="plots/a ü.png", file=store.save(number, 3, b"plot"), iterations=3, saved_s=3.0),
+        ),
+    )
+    every = tuple(best if one.trial == number else one for one in result.trials)
+    service.runs.results["one"] = dataclasses.replace(result, provider="local", trials=every, best=best)
+    with through(service) as client:
+        path = client.save_artifact("one", number, "plots/a ü.png", tmp_path / "new" / "a.png")
+        assert (path, path.read_bytes()) == (tmp_path / "new" / "a.png", b"plot")
+        assert client.save_checkpoint("one", number, tmp_path / "old", iterations=done - 1).read_bytes() == b"before"
+        assert client.save_checkpoint("one", number, tmp_path / "latest").read_bytes() == packed.read_bytes()
+        with pytest.raises(InputError, match="is there, and is not overwritten"):
+            client.save_artifact("one", number, "plots/a ü.png", path)
+        with pytest.raises(InputError, match="has no artifact 'other'"):
+            client.save_artifact("one", number, "other", tmp_path / "other")
+        assert not list(tmp_path.glob("*other*"))
+
+    async def story() -> bytes:
+        async with rubberband.AsyncClient(transport=httpx.ASGITransport(service.client.app)) as client:
+            return (await client.save_artifact("one", number, "plots/a ü.png", tmp_path / "b.png")).read_bytes()
+
+    assert service.client.wait(story()) == b"plot"
+
+    monkeypatch.setattr("rubberband.commands.report.client_of", lambda server: through(service))
+    monkeypatch.chdir(tmp_path)
+    for words in (["artifacts", "one", "--to", "files"], ["best", "one", "--out", "out"]):
+        assert CliRunner().invoke(cli.app, [*words, "--server", "there"]).exit_code == 0
+    assert (tmp_path / "files" / "plots" / "a ü.png").read_bytes() == b"plot"
+    assert (tmp_path / "out" / "model.txt").read_text() == "weights"
 
 
 def test_the_checkpoint_of_the_best_iteration_is_downloaded_or_said_not_to_be_kept(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,22 @@ from rubberband.executor import (
     open_store,
     summarise,
 )
+from rubberband.executor.core.state import Artifact
 from rubberband.executor.training import artifacts
 from rubberband.executor.training.reporting import ARTIFACTS
 from rubberband.executor.training.segment import SegmentArtifact
 from tests.builders.segments import train
 from tests.builders.stories import Story, begun
 from tests.unit.test_controller_checkpoints import SETUP
+from tests.unit.test_forked_trials import fork, three_paused
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return open_store(str(tmp_path / "store"))
+@pytest.fixture(params=["folder", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStore:
+    if request.param == "s3":
+        request.getfixturevalue("s3")
+        return dataclasses.replace(open_store("s3://bucket/some/place"), run="run")
+    return dataclasses.replace(open_store(str(tmp_path / "store")), run="run")
 
 
 def given(items: list[Any]) -> list[tuple[str, int]]:
@@ -94,14 +100,41 @@ def test_a_trial_that_fails_keeps_what_it_gave_and_links_are_left_out(store: Che
     assert isinstance(items[-1], SegmentFailure)
 
 
-def test_other_ranks_keep_nothing(tmp_path: Path, store: CheckpointStore) -> None:
-    from tests.builders.segments import SEGMENT
+def two_ranks(config: dict[str, Any]) -> None:
+    name = f"rank-{os.environ['TESTED_RANK']}.txt"
+    Path(config["folder"], name).write_text(name)
+    for iteration in (1, 2):
+        rubberband.artifact(Path(config["folder"], name), name="same.txt")
+        rubberband.artifact(Path(config["folder"], name))
+        rubberband.report({"loss": 1.0}, checkpoint=iteration)
 
-    kept = artifacts.Artifacts(store, dataclasses.replace(SEGMENT, rank=1))
-    (tmp_path / "a.txt").write_text("a")
-    rubberband.artifact(tmp_path / "a.txt")
-    assert list(kept.new(1)) == []
-    kept.close()
+
+def test_the_file_of_rank_0_is_kept_where_two_ranks_give_one_name(
+    tmp_path: Path, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    every, before = [], set(Path(tempfile.gettempdir()).glob("rubberband-artifacts-*"))
+    for rank in ("0", "1"):
+        monkeypatch.setenv("TESTED_RANK", rank)
+        every += train(two_ranks, store, config={"folder": str(tmp_path)}, rank=int(rank), until_iterations=2)
+    files = {item.name: store.load(item.file) for item in every if isinstance(item, SegmentArtifact)}
+    assert files == {"same.txt": b"rank-0.txt", "rank-0.txt": b"rank-0.txt"}
+    why = "rank 1 of a gang gave it, and the files of rank 0 are"
+    assert f"rubberband: artifact rank-1.txt is not kept: {why}" in capfd.readouterr().err
+    assert set(Path(tempfile.gettempdir()).glob("rubberband-artifacts-*")) == before
+
+
+def test_processes_of_a_launcher_share_a_folder_in_which_only_rank_0_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in ((ARTIFACTS, str(tmp_path / "kept")), ("RUBBERBAND_LINE", "line")):
+        monkeypatch.setenv(name, value)
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        (tmp_path / "a.txt").write_text(rank)
+        for _ in range(2):
+            rubberband.artifact(tmp_path / "a.txt")
+    assert (tmp_path / "kept" / "a.txt").read_text() == "0"
+    assert capfd.readouterr().err.count("artifact a.txt is not kept: rank 1 of a gang gave it") == 1
 
 
 def test_a_file_beyond_a_limit_is_left_out_with_a_line(
@@ -132,9 +165,9 @@ def test_a_missing_file_is_refused_also_outside_a_search(tmp_path: Path) -> None
     rubberband.artifact(tmp_path / "a.txt")
 
 
-def give(story: Story, name: str, file: CheckpointRef) -> list[str]:
-    attempt = story.state.trials[3].attempt
-    orders = story.tell(TrialArtifact, trial=3, attempt=attempt, name=name, iterations=1, file=file)
+def give(story: Story, name: str, file: CheckpointRef, trial: int = 3) -> list[str]:
+    attempt = story.state.trials[trial].attempt
+    orders = story.tell(TrialArtifact, trial=trial, attempt=attempt, name=name, iterations=1, file=file)
     return [order.checkpoint.url for order in orders if isinstance(order, DiscardCheckpoint)]
 
 
@@ -158,6 +191,38 @@ def test_the_latest_of_a_name_is_kept_and_the_earlier_one_is_deleted(store: Chec
     assert [*trial.files()] == [second]
     event = TrialArtifact(occurred_at=1.0, trial=3, attempt=1, name="a.txt", iterations=1, file=second)
     assert decode_event(*encode_event(event)) == event
+
+
+def test_a_fork_takes_the_files_over_and_each_is_deleted_with_the_last_trial_that_has_it(
+    store: CheckpointStore,
+) -> None:
+    story = three_paused()
+    names = {"own.txt": (0, 1), "both.txt": (0, 2), "note.txt": (2, 3), "late.txt": (2, 4)}
+    refs = {name: store.save(trial, at, name.encode()) for name, (trial, at) in names.items()}
+    parents = store.save(2, 3, b"both of the parent")
+
+    def keep(trial: int, **given: tuple[CheckpointRef, int]) -> None:
+        story.state.trials[trial].artifacts = {
+            name: Artifact(name=name, file=file, iterations=at, saved_at=1.0) for name, (file, at) in given.items()
+        }
+
+    keep(0, own=(refs["own.txt"], 1), both=(refs["both.txt"], 2))
+    keep(2, both=(parents, 3), note=(refs["note.txt"], 3), late=(refs["late.txt"], 4))
+    gone = [order.checkpoint for order in fork(story, 0, 2) if isinstance(order, DiscardCheckpoint)]
+    assert refs["both.txt"] in gone
+    assert not {refs["own.txt"].url, parents.url} & {ref.url for ref in gone}
+    trial = story.state.trials[0]
+    assert {name: one.file for name, one in trial.artifacts.items()} == {
+        "own": refs["own.txt"],
+        "both": parents,
+        "note": refs["note.txt"],
+    }
+    story.report(3, 3.3)  # the next stage begins
+    assert give(story, "note", store.save(2, 5, b"newer"), trial=2) == []  # trial 0 still has the earlier one
+    assert give(story, "note", store.save(0, 5, b"newer"), trial=0) == [refs["note.txt"].url]
+    store.tidy([ref for one in story.state.trials for ref in one.files()])
+    assert store.load(parents) == b"both of the parent"
+    assert not store.holds(refs["both.txt"])
 
 
 def test_the_artifacts_of_the_best_trial_are_written_into_a_folder(tmp_path: Path, store: CheckpointStore) -> None:

@@ -17,7 +17,6 @@ from urllib.parse import unquote
 import boto3
 import pytest
 from botocore.config import Config
-from moto.server import ThreadedMotoServer
 
 from rubberband import installation
 from rubberband.cloud.aws.s3 import S3Folder
@@ -34,31 +33,6 @@ STORES: dict[str, Opener] = {
     "file URL": lambda folder: open_store((folder / "with space").as_uri()),
 }
 """Add a store here and it is held to the same promises."""
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[str]:
-    """The address of moto's server."""
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    yield "http://{}:{}".format(*server.get_host_and_port())
-    server.stop()
-
-
-@pytest.fixture
-def s3(moto, monkeypatch) -> str:
-    """A bucket of moto's that the environment leads to."""
-    for key, value in {
-        "AWS_ENDPOINT_URL": moto,
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "MOTO_S3_DEFAULT_MAX_KEYS": "1",  # lists come in pages of one
-    }.items():
-        monkeypatch.setenv(key, value)
-    boto3.client("s3").create_bucket(Bucket="bucket")
-    return "bucket"
 
 
 @pytest.fixture(scope="module")

@@ -12,18 +12,21 @@ from rubberband.executor import TrialStatus, TrialStopRequested, best_trial, ope
 from rubberband.executor.core.ranking import standing
 from rubberband.executor.core.state import State
 from rubberband.executor.core.trial_state import TrialReport, TrialState
+from rubberband.executor.result.result import Objective
 from rubberband.executor.result.rows import trial_rows
 from rubberband.running.run import load_result, run_experiment
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.schedulers import asha, sha
 from rubberband.spec.search import Search
 from rubberband.values.plan import Plan, Stage
-from rubberband.values.ranking import Limit, Ranking
+from rubberband.values.ranking import Limit, Ranking, Standing
+from rubberband.views.charts.learning import trade_off
 from rubberband.views.formatting import ranked
 from rubberband.views.report.headlines import headlines
-from rubberband.views.report.tables import trials
+from rubberband.views.report.tables import pareto, trials
 from tests.builders.experiment_words import words
 from tests.builders.jobs import JOB
+from tests.builders.results import a_result
 from tests.builders.stories import Story, begun
 
 VIRTUAL = {"provider": "virtual", "instance_type": "p3.2xlarge", "max_instances": 2}
@@ -134,6 +137,46 @@ def test_a_repeat_that_fails_or_is_stopped_lets_the_others_climb() -> None:
     story.fail(1)
     assert story.state.trials[1].status is TrialStatus.FAILED
     assert [one.rung for one in story.state.trials] == [1, 0, 0, 0]
+
+
+def test_the_pareto_front_and_the_line_of_limits_are_those_of_the_means() -> None:
+    """Configuration 0 is the best by its first repeat alone, and beaten in both metrics by the mean."""
+    found = a_result()
+    also = (Objective(metric="ms", mode="min", at_most=20.0), Objective(metric="size", mode="min"))
+    reports = [
+        {"score": 0.9, "ms": 1.0, "size": 1.0},
+        {"score": 0.1, "ms": 99.0, "size": 3.0},
+        {"score": 0.6, "ms": 40.0, "size": 1.0},
+        {"score": 0.8, "ms": 10.0, "size": 2.0},
+    ]
+    standings = [Standing(value=0.5, feasible=False), Standing(value=0.7, feasible=False)]
+    trials = tuple(
+        dataclasses.replace(
+            found.trials[at], trial=at, status="completed", metrics=one, standing=standings[at // 2], failure=None
+        )
+        for at, one in enumerate(reports)
+    )
+    result = dataclasses.replace(found, metric="score", mode="max", repeats=2, trials=trials, best=trials[3], also=also)
+    assert result.infeasible == "the best trial is not feasible (mean ms=25; limits: ms at most 20); no trial is"
+    free = dataclasses.replace(
+        result,
+        also=(Objective(metric="ms", mode="min"), Objective(metric="size", mode="min")),
+        trials=tuple(dataclasses.replace(one, standing=Standing(value=0.0)) for one in trials),
+    )
+    assert free.means(free.trials[0]) == {"score": 0.5, "ms": 50.0, "size": 2.0}
+    assert [one.trial for one in free.pareto] == [3]
+    table = pareto(free, None)
+    assert table.title == "Best in score (max) and ms (min) and size (min): 1 of 2 configurations"
+    assert table.rows[0][:4] == ("3", "0.7", "25", "1.5")
+    assert "the means of a configuration" in table.notes[0]
+    chart = trade_off(free)
+    assert chart is not None
+    points = sorted((x, y) for trace in chart["data"] for x, y in zip(trace["x"], trace["y"], strict=True))
+    assert points == [(25.0, 0.7), (25.0, 0.7), (50.0, 0.5)]  # one is the star
+    once = dataclasses.replace(result, repeats=1)
+    assert once.infeasible.startswith("the best trial is not feasible (ms=10;")
+    failed = dataclasses.replace(trials[2], status="failed")
+    assert dataclasses.replace(free, trials=(*trials[:2], failed, trials[3])).means(failed)["ms"] == 10.0
 
 
 def test_the_plan_counts_every_repeat_and_seeds_differ() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from rubberband.executor.result.parts import TrialResult
@@ -181,8 +182,8 @@ def _axis(title: str, step: int | None = None) -> Figure:
 
 
 PARETO_NOTE = (
-    "Each point is a trial at its latest report. Orange: the trials that no other beats in all metrics at once; "
-    "the star is the best by the metric that ranks."
+    "Each point is a trial at its latest report, or the mean of a configuration's repeats. Orange: those that no other "
+    "beats in all metrics at once; the star is the best by the metric that ranks."
 )
 
 _FRONT, _OTHERS = "#e08a1e", "#8d99a8"
@@ -194,10 +195,14 @@ def trade_off(result: Result) -> Figure | None:
     if not result.also:
         return None
     other = result.also[0]
+    each = result.trials if result.repeats == 1 else result.of_configurations
+    counted_with = {trial.trial: replace(trial, metrics=result.means(trial)) for trial in each}
     drawn = [
         trial
-        for trial in ranked(result)
-        if finite(trial.metrics.get(result.metric)) is not None and finite(trial.metrics.get(other.metric)) is not None
+        for number in (one.trial for one in ranked(result))
+        if (trial := counted_with.get(number)) is not None
+        and finite(trial.metrics.get(result.metric)) is not None
+        and finite(trial.metrics.get(other.metric)) is not None
     ][:_MOST_POINTS]
     if len(drawn) < 2:
         return None
@@ -209,9 +214,9 @@ def trade_off(result: Result) -> Figure | None:
     line = {"line": {"color": _FRONT, "width": 1, "dash": "dot"}}
     mode = "lines+markers" if two_dimensional else "markers"
     data.append(_trade_points(result, other, on_front, "beaten by none", _FRONT, mode, {"size": 9}) | line)
-    if result.best is not None and result.best in drawn:
+    if result.best is not None and (stars := [one for one in drawn if one.trial == result.best.trial]):
         star = {"size": 16, "symbol": "star", "line": {"width": 1, "color": "#fff"}}
-        data.append(_trade_points(result, other, [result.best], "best", _FRONT, "markers", star))
+        data.append(_trade_points(result, other, stars, "best", _FRONT, "markers", star))
     across, up = (chart_text(printable(title)) for title in (other.title, f"{result.metric} ({result.mode})"))
     return chart([trace for trace in data if trace["x"]], 380, axis(across), axis(up), showlegend=True)
 

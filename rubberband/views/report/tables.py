@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rubberband.executor.core.bill import PaidTime
 from rubberband.executor.result.batch_history import BalanceStretch
@@ -481,16 +482,18 @@ def pareto(result: Result, most: int | None) -> TextTable:
     """Return the trials that no other beats in all metrics; those beyond `most` are counted. Empty without `also`."""
     found = result.pareto
     shown, objectives = found[:most], (Objective(metric=result.metric, mode=result.mode), *result.also)
+    metrics = [one.metric for one in objectives]
     left = len(found) - len(shown)
+    repeated = "" if result.repeats == 1 else " With repeats: the means of a configuration, beside its best repeat."
     return TextTable(
         title=f"Best in {' and '.join(printable(one.title) for one in objectives)}: "
-        f"{len(found)} of {counted(len(result.trials), 'trial')}",
-        header=(header := trial_header(result, [one.metric for one in objectives])),
-        rows=trial_rows(result, shown, [one.metric for one in objectives]),
+        f"{len(found)} of {counted(len(result.of_configurations), 'trial' if not repeated else 'configuration')}",
+        header=(header := trial_header(result, metrics)),
+        rows=trial_rows(result, [replace(one, metrics=result.means(one)) for one in shown], metrics),
         words=frozenset({len(header) - 2, len(header) - 1}),
         notes=(
             f"No other trial is better in one of them and as good in the rest (Pareto), at their latest reports. "
-            f"{printable(result.metric)} alone ranks trials.",
+            f"{printable(result.metric)} alone ranks trials.{repeated}",
             *not_shown(left),
         ),
     )
