@@ -78,7 +78,7 @@ class Tuner:
         if isinstance(plain.target, type) and (checked.gpus_per_trial.most or 2) > 1:
             raise InputError(f"{plain.name} trains on one GPU; leave resources.gpus_per_trial out")
         check_resources(plain.resources, plain.name, checked)
-        self._trainable = trial_of(plain, translated.stop, _checkpoint_every(run_config, plain))
+        self._trainable = trial_of(plain, translated.stop, _checkpoint_every(run_config, plain, self._notes))
         self._fail_fast = getattr(getattr(run_config, "failure_config", None), "fail_fast", False)
         name = name_of(run_config, plain.name, datetime.datetime.now(), translated.notes)
         self._words = {
@@ -172,12 +172,16 @@ def _keep(run_config: Any, search: Mapping[str, Any]) -> dict[str, str]:
     return {"keep": "best"}
 
 
-def _checkpoint_every(run_config: Any, trainable: Any) -> int:
-    """Return the iterations from one checkpoint to the next of a class trainable. Raises InputError."""
+def _checkpoint_every(run_config: Any, trainable: Any, notes: list[str]) -> int:
+    """Return the iterations from one checkpoint to the next of a class trainable; add what is kept to `notes`.
+
+    Raises InputError.
+    """
     config = getattr(run_config, "checkpoint_config", None)
     check_fields(config)
     if (kept := getattr(config, "num_to_keep", None)) not in (None, 1):
-        raise refused(f"CheckpointConfig(num_to_keep={kept})")
+        best = " and the best one" if config.checkpoint_score_attribute is not None else ""
+        notes.append(f"CheckpointConfig(num_to_keep={kept}): a trial keeps its latest two checkpoints{best}")
     every: int = getattr(config, "checkpoint_frequency", 0) or 0
     if not isinstance(trainable.target, type) and (every or getattr(config, "checkpoint_at_end", None)):
         raise refused("CheckpointConfig(checkpoint_frequency=..., checkpoint_at_end=...) of a function")

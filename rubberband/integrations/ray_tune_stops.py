@@ -73,7 +73,10 @@ def stops_of(stop: Any, scheduler: Any) -> Stops:
         elif callable(rule) and not hasattr(rule, "stop_all"):
             functions.append(_stateless(rule))
         elif kind != "NoopStopper":
-            raise refused(f"RunConfig(stop={kind}(...))")
+            raise InputError(
+                f"RunConfig(stop={kind}(...)) has no counterpart: it sees all trials from one process; write "
+                "stop={'training_iteration': N}, and Tuner(..., search={'stop': {'target': VALUE}}) to end the search"
+            )
     if thresholds or functions:
         found.stop = Stop(thresholds, tuple(functions))
     if type(scheduler).__name__ == "MedianStoppingRule":

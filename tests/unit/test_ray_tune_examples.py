@@ -19,6 +19,7 @@ import pytest
 from ray import tune
 
 from rubberband.errors import InputError
+from rubberband.executor import ExperimentFolder, read_journal
 from rubberband.integrations import ray_tune
 from rubberband.spec.experiment import Experiment
 
@@ -35,13 +36,39 @@ EXAMPLES = {
     "optuna_multiobjective_example": ("easy_objective", 10, 100),
 }
 """Example -> what it trains, its trials and the most iterations of one; all with --smoke-test, as Ray Tune trains."""
+POPULATIONS: dict[str, tuple[int, int, tuple[str, str]]] = {
+    "pbt_function": (8, 10, ("", "")),
+    "pbt_example": (8, 10, ("", "")),
+    "pbt_convnet_example": (4, 10, ("stop=stopper,", 'stop={"training_iteration": 10},')),
+    "pbt_convnet_function_example": (4, 10, ("stop=stopper,", 'stop={"training_iteration": 10},')),
+}
+"""Example of population based training -> its trials and their iterations, and the line that changes beside Tuner's."""
 REFUSED = {
-    "pbt_example": "CheckpointConfig(num_to_keep=4) has no counterpart",
-    "pbt_function": "CheckpointConfig(num_to_keep=2) has no counterpart",
     "pb2_example": "PB2 has no counterpart; use PopulationBasedTraining",
 }
-"""Example -> its line. Without num_to_keep, those of population based training run."""
-POPULATIONS = ("pbt_example", "pbt_function")
+"""Example -> its line."""
+TORCHVISION = """
+import random
+import torch
+from types import SimpleNamespace
+
+class MNIST(torch.utils.data.Dataset):
+    def __init__(self, root, train=True, download=False, transform=None):
+        maker = torch.Generator().manual_seed(7)
+        shapes = torch.rand(10, 1, 28, 28, generator=maker)
+        self.labels = torch.randint(10, (1024,), generator=maker)
+        self.images = (shapes[self.labels] + 0.7 * torch.randn(1024, 1, 28, 28, generator=maker)).float()
+
+    def __len__(self):
+        return 1024
+
+    def __getitem__(self, at):
+        return self.images[at], int(self.labels[at])
+
+datasets = SimpleNamespace(MNIST=MNIST)
+transforms = SimpleNamespace(Compose=list, ToTensor=object, Normalize=lambda mean, std: None)
+"""
+"""In the place of a package whose data would be downloaded: ten noisy shapes."""
 LOCAL = {"provider": "local", "gpus_per_instance": 1, "price_per_hour": 3.06, "max_instances": 2}
 LIMITS = {"deadline": "20m", "max_cost": 20}
 
@@ -93,11 +120,9 @@ def test_an_example_with_a_word_that_has_no_counterpart_is_refused_in_one_line(e
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("example", POPULATIONS)
-def test_an_example_of_population_based_training_is_accepted_without_that_word(example, monkeypatch):
-    config = tune.CheckpointConfig
-    monkeypatch.setattr(tune, "CheckpointConfig", lambda num_to_keep, **words: config(**words))
-    assert run_accepted(example, monkeypatch) == 8
+@pytest.mark.parametrize("example", [name for name, (_, _, (line, _)) in POPULATIONS.items() if not line])
+def test_an_example_of_population_based_training_is_accepted_as_it_is(example, monkeypatch):
+    assert run_accepted(example, monkeypatch) == POPULATIONS[example][0]
 
 
 REPLACED = """
@@ -160,3 +185,54 @@ def test_an_example_of_ray_tune_runs_to_its_end_with_its_own_answer(example, tmp
     best, value = kept["best"]
     full = [(sign * metrics[metric], config) for config, iterations, metrics, _ in kept["trials"] if iterations == most]
     assert (sign * value, best) == min(full, key=lambda each: each[0])
+
+
+CHANGED = """
+import functools, json, pathlib, sys, types
+import ray.tune
+from rubberband.integrations import ray_tune
+
+class Kept(ray_tune.Tuner):
+    def fit(self):
+        found = super().fit()
+        best = found.get_best_result().checkpoint
+        print("FILES " + json.dumps(sorted(path.name for path in pathlib.Path(best.path).rglob("*"))))
+        return found
+
+limits, resources, path, before, after = json.loads(sys.argv[1])
+ray.tune.Tuner = functools.partial(Kept, constraints=limits, resources=resources, name="population", home="home")
+sys.argv = [path, "--smoke-test"]
+source = pathlib.Path(path).read_text()
+assert before in source
+exec(compile(source.replace(before, after), path, "exec"), {"__name__": "__main__"})
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("example", POPULATIONS)
+def test_an_example_of_population_based_training_runs_until_its_winner_is_handed_over(example, tmp_path):
+    num_trials, iterations, (before, after) = POPULATIONS[example]
+    (tmp_path / "changed.py").write_text(CHANGED)
+    (tmp_path / "torchvision.py").write_text(TORCHVISION)
+    given = json.dumps([LIMITS, LOCAL, path_of(example), before, after])
+    search = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": search}
+    ran = subprocess.run(
+        [sys.executable, "changed.py", given],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=environment,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    result = read_journal(ExperimentFolder(home=tmp_path / "home", name="population"))
+    assert (result.outcome, len(result.trials), len(result.forks)) == ("done", num_trials, num_trials // 4)
+    for trial in result.trials:
+        assert trial.iterations == iterations
+        assert trial.metrics.get("cur_lr", trial.configuration["lr"]) == pytest.approx(trial.configuration["lr"])
+    files = json.loads(next(line for line in ran.stdout.splitlines() if line.startswith("FILES "))[6:])
+    assert files, "the winner's checkpoint"
+    if example == "pbt_convnet_function_example":
+        assert float(ran.stdout.rpartition("best model accuracy: ")[2]) > 0.1, "better than a guess among ten"

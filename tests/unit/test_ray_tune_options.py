@@ -229,6 +229,35 @@ def test_a_score_of_checkpoints_keeps_the_best(monkeypatch):
     assert "keep" not in words_of(monkeypatch, tune_config=tune.TuneConfig(**OBJECTIVE))["resources"]
 
 
+@pytest.mark.parametrize("score", ["loss", None])
+def test_a_number_of_checkpoints_to_keep_is_taken_over_with_a_line(monkeypatch, capsys, score):
+    order = {"checkpoint_score_attribute": score, "checkpoint_score_order": "min"}
+    run = tune.RunConfig(checkpoint_config=CHECKPOINTS(num_to_keep=4, **order))
+    words_of(monkeypatch, tune_config=tune.TuneConfig(**OBJECTIVE), run_config=run)
+    line = "CheckpointConfig(num_to_keep=4): a trial keeps its latest two checkpoints"
+    assert f"{line}{' and the best one' if score else ''}\n" in capsys.readouterr().err
+
+
+class OneForAll(tune.Stopper):
+    """A stopper that sees all trials."""
+
+    def __call__(self, trial_id, result):
+        return False
+
+    def stop_all(self):
+        return False
+
+
+def test_a_stopper_that_sees_all_trials_is_refused_with_the_words_that_mean_the_same(monkeypatch):
+    with pytest.raises(InputError, match=r"OneForAll\(\.\.\.\)\) has no counterpart: .*'target': VALUE") as refused:
+        words_of(monkeypatch, tune_config=tune.TuneConfig(**OBJECTIVE), run_config=tune.RunConfig(stop=OneForAll()))
+    assert "\n" not in str(refused.value)
+    search = {"stop": {"target": 0.1}}
+    run = tune.RunConfig(stop={"training_iteration": 5})
+    found = words_of(monkeypatch, tune_config=tune.TuneConfig(**OBJECTIVE), run_config=run, search=search)
+    assert found["search"]["stop"] == {"target": 0.1}
+
+
 def test_a_repeater_is_repeats(monkeypatch, capsys):
     searcher = Repeater(ConcurrencyLimiter(OptunaSearch(**OBJECTIVE), max_concurrent=2), repeat=3)
     config = tune.TuneConfig(search_alg=searcher, num_samples=12)
@@ -341,7 +370,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"trial_name_creator": str}, "TuneConfig(trial_name_creator=...) without callbacks"),
     ({"chdir_to_trial_dir": True}, "TuneConfig(chdir_to_trial_dir=True)"),
     ({"failure_config": tune.FailureConfig(max_failures=-1)}, "FailureConfig(max_failures=-1)"),
-    ({"checkpoint_config": CHECKPOINTS(num_to_keep=2)}, "CheckpointConfig(num_to_keep=2)"),
     (
         {"checkpoint_config": CHECKPOINTS(checkpoint_frequency=2)},
         "CheckpointConfig(checkpoint_frequency=..., checkpoint_at_end=...) of a function",
