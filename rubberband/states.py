@@ -48,12 +48,13 @@ EXPLAINED = frozenset(ExperimentState) - {ExperimentState.RUNNING, ExperimentSta
 """States whose reason says more than the state."""
 
 Action = Literal["cancel", "resume", "extend", "add", "limit", "stop", "delete"]
-Fact = Literal["here", "measured", "begun", "targeted", "open", "ended"]
+Fact = Literal["here", "measured", "begun", "targeted", "open", "asked", "ended"]
 """Facts that a state does not have.
 
 here: it did not begin in another home. measured: no profile was lost that would be paid for again. begun: its journal
 has begun, or it waits with a profile, so that the rest can be planned. targeted: a trial that reached the target ended
-it. open: a resume continues it, with the limits granted since. ended: its journal says so, if it has one.
+it. open: a resume continues it, with the limits granted since. asked: trials or limits were asked for since it has had
+a process, and are in no journal yet. ended: its journal says so, if it has one.
 """
 
 
@@ -89,6 +90,7 @@ _AGAIN = Condition(
     "open",
     "it is over; extend it first (--num-samples, or a harder --target), or run it under another name",
 )
+_WITHDRAWN = Condition("asked", "a resume that was cut off has added its trials; resume it, and cancel it then")
 _RAISED = Condition("open", "raise max_cost first (extend), then resume it")
 _BLAMELESS = Condition("open", "its trials failed in their own code; fix it, then: `rubberband run FILE --new`")
 
@@ -120,6 +122,7 @@ _CONDITIONS: Mapping[ExperimentState, _Rules] = {
     },
     ExperimentState.DONE: {
         **dict.fromkeys(_ACTIONS, _OVER),
+        "cancel": (Condition("open", _NEW), _WITHDRAWN),
         "extend": (_TARGETED,),
         "add": (_HERE,),
         "resume": (_HERE, _AGAIN),

@@ -372,7 +372,7 @@ def row(submission: Submission, now: float) -> Row:
         name=submission.name,
         state=submission.state.value,
         badge=badge(submission),
-        reason=printable(submission.reason) if telling else "",
+        reason="; ".join(filter(None, (printable(submission.reason) if telling else "", submission.waiting))),
         owner=submission.owner,
         tags=tag_links(submission),
         note=submission.labels.note,

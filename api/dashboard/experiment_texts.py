@@ -97,12 +97,14 @@ def sentence(submission: Submission, result: Result | None) -> str:
         sentences = [
             _capitalised("; ".join(parts)),
             _capitalised(reason) if reason and (not runs or submission.home) else "",
+            _capitalised(submission.waiting),
         ]
         sentences.append(printable(result.start_failures) if tells_start_failures(result) else "")
         sentences.append(printable(result.instead_of_spot))
         return " ".join(f"{each}." for each in sentences if each)
     ended = _capitalised(outcome(result))
     sentences = [ended, _capitalised(reason) if reason not in ended else "", printable(result.instead_of_spot)]
+    sentences.append(_capitalised(submission.waiting))
     return " ".join(f"{each}." for each in sentences if each)
 
 

@@ -138,12 +138,23 @@ class Journals:
             case "ended":
                 settled = self.settled(row)
                 return settled is None or settled.result.outcome != "unfinished"
+            case "asked":
+                return bool(Inbox(self._watcher.folder(row.name).inbox).extensions())
             case "open":
                 settled = self.settled(row)
                 if settled is not None and not Inbox(self._watcher.folder(row.name).inbox).pending():
                     return settled.result.resumable
                 with self.opened(row.name) as follower:  # includes limits that were requested meanwhile
                     return follower.goes_on()
+
+    def noted(self, row: Submission, at: float) -> Submission:
+        """Return the row with what waits for a resume, and store that. Raises Problem."""
+        if row.state in AT_WORK:  # its watcher does
+            return row
+        with self.opened(row.name) as follower:
+            summary = follower.summary()
+        self._store.change(row.name, at=at, summary=summary, expected={row.state})
+        return self.row(row.name)
 
     @contextmanager
     def opened(self, name: str) -> Iterator[JournalFollower]:
@@ -288,8 +299,21 @@ class ExperimentRuns:
             return row
         if row.state is ExperimentState.INTERRUPTED and self._settings.auto_resume:
             self._ask_to_end(name, id)  # it may restart automatically now; a user who resumes it withdraws this
-        self.journals.require(row, "cancel")
-        return row
+        return self._withdraw_extensions(name, request)
+
+    def _withdraw_extensions(self, name: str, request: str) -> Submission:
+        """Withdraw the trials and limits that wait for a resume of an experiment that has ended. Raises Problem."""
+        with self._resuming.of(name):
+            row = self.journals.row(name)
+            self.journals.require(row, "cancel")
+            inbox = Inbox(self.watcher.folder(name).inbox)
+            for asked in inbox.extensions():
+                inbox.discard(asked.id)
+            if at_work(self.watcher.folder(name)):  # resumed by hand at this moment
+                self._ask_to_end(name, f"cancel-{request or secrets.token_hex(8)}")
+            if request:
+                self._store.note_act(request, at=self._settings.clock())
+            return self.journals.noted(row, self._settings.clock())
 
     def _ask_to_end(self, name: str, id: str) -> None:
         inbox = Inbox(self.watcher.folder(name).inbox)

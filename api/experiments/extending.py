@@ -197,6 +197,7 @@ class Extensions:
         with raised_as_problems():
             for each in asked:
                 Inbox(self._watcher.folder(question.name).inbox).put(each)
+        self._journals.noted(row, at)
 
     def _granted(self, row: Submission, request: str) -> Extension | RestQuestion | None:
         """Return the result of an earlier request with this id; a question if the experiment has not started."""

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rubberband.executor.core.ends import ends_trial, note_result
-from rubberband.executor.core.events import (
-    Command,
-    FailureKind,
-    Gang,
-    StartTrial,
-    StopTrial,
-    TrialArtifact,
-)
+from rubberband.executor.core.events import Command, FailureKind, Gang, StartTrial, StopTrial, TrialArtifact
 from rubberband.executor.core.events import TrialReported as Reported
 from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.forking import discard, rewind

@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -214,11 +214,13 @@ def _unwritable(path: Path, error: OSError) -> str:
 
 
 Stamp = tuple[tuple[int, int], ...] | None
-"""Times of the last write and sizes of the files of a journal; None for a journal in a store."""
+"""Times of the last write and sizes of the files of a journal, and those of requests that wait; None for a journal in
+a store.
+"""
 
 
 def stamp_of(folder: ExperimentFolder) -> Stamp:
-    """Return the stamp of an experiment's journal."""
+    """Return the stamp of an experiment's journal and inbox."""
     if folder.store is not None:
         return None
     found = []
@@ -229,6 +231,8 @@ def stamp_of(folder: ExperimentFolder) -> Stamp:
             continue
         if stat.st_size:
             found.append((stat.st_mtime_ns, stat.st_size))
+    with suppress(OSError), os.scandir(folder.inbox) as waiting:
+        found += sorted((stat.st_mtime_ns, stat.st_size) for stat in [request.stat() for request in waiting])
     return tuple(found)
 
 

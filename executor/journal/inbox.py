@@ -97,6 +97,10 @@ class Requests:
     def discard(self, id: str) -> None:
         """Delete a request that is journalled. Idempotent."""
 
+    def extensions(self) -> list[DriverRequest]:
+        """Return the requests for trials or other limits, oldest first."""
+        return [request for request in self.pending() if request.kind in ("add", "extend")]
+
     def withdraw_cancels(self, among: Iterable[DriverRequest] | None = None) -> None:
         """Delete every cancel request (`among` these). Called before a resume begins, and at the end."""
         for request in self.pending() if among is None else among:

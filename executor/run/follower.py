@@ -14,11 +14,11 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rubberband.cloud.clock import time_of
 from rubberband.errors import DamagedJournalError, InputError, JournalError
@@ -28,7 +28,7 @@ from rubberband.executor.core.events import Event, TrialFailed
 from rubberband.executor.core.forecast import Forecast, expected_iterations, forecast
 from rubberband.executor.core.limits import fails_to_start
 from rubberband.executor.core.ranking import best_trial, standing
-from rubberband.executor.core.state import Phase, State
+from rubberband.executor.core.state import Phase, State, TrialStatus
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox, NewTrials, asked_first, is_hosted
 from rubberband.executor.journal.journal import (
@@ -162,7 +162,7 @@ class JournalFollower:
         self.seq = -1
         """Sequence number of the last folded event; -1 before the first."""
         self.failures: list[Failure] = []
-        self._live = False
+        self._live = self._driven = False
         self._latest: tuple[int, float, Result] | None = None
 
     def refresh(self, *, live: bool) -> list[tuple[int, Event]]:
@@ -172,7 +172,7 @@ class JournalFollower:
         JournalError if they cannot be read; then nothing is folded.
         """
         with self._lock:
-            self._live = live and not self.header.kind.is_simulated
+            self._note_driver(live)
             entries = list(self.journal.events(after=self.seq))
             for seq, event in entries:
                 self._fold(seq, event)
@@ -180,11 +180,14 @@ class JournalFollower:
 
     def each(self, *, live: bool = False) -> Iterator[tuple[int, Event]]:
         """Fold the events that were journalled since, each before it is yielded; none is kept. Raises JournalError."""
-        self._live = live and not self.header.kind.is_simulated
+        self._note_driver(live)
         for seq, event in self.journal.events(after=self.seq):
             with self._lock:
                 self._fold(seq, event)
             yield seq, event
+
+    def _note_driver(self, live: bool) -> None:
+        self._driven, self._live = live, live and not self.header.kind.is_simulated
 
     def _fold(self, seq: int, event: Event) -> None:
         self.controller.handle(event)
@@ -206,7 +209,15 @@ class JournalFollower:
     def summary(self) -> Summary:
         """Return its row in a list."""
         with self._lock:
-            return summary_of(self.header, self.controller, self.now)
+            found = summary_of(self.header, self.controller, self.now)
+            return found if self._driven else replace(found, **self._waiting())
+
+    def _waiting(self) -> dict[str, Any]:
+        """Return what was asked for since it has had a driver: trials, and limits with which a resume continues it."""
+        asked, state = self._as_asked(), self.controller.state
+        first = 0 if state.outcome == "done" and state.ended_by is None else len(state.trials)
+        added = sum(trial.status is TrialStatus.QUEUED for trial in asked.state.trials[first:])
+        return {"added_trials": added, "is_extended": state.outcome in ("done", "budget") and not asked.is_over}
 
     def result(self) -> Result:
         """Return the result so far."""

@@ -83,6 +83,10 @@ class SummaryView(Answer):
     best_trial: int | None
     best_note: str
     """Remark on the best trial: the mean of its configuration's repeats, and whether it is feasible; may be empty."""
+    added_trials: int
+    """Trials that were added while it did not run, and that a resume trains."""
+    is_extended: bool
+    """Whether it has ended and was extended since, so that a resume continues it."""
 
 
 class ExperimentView(Answer):

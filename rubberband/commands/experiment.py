@@ -125,7 +125,7 @@ def cancel(name: Name, server: ServerOption = None, on: OnOption = None) -> None
     """Cancel a running experiment.
 
     Instances are released and the best so far is kept; `rubberband resume` continues it. An experiment that has ended
-    is not changed.
+    is not changed, but trials and limits that wait for a resume are withdrawn.
     """
     with open_experiment(name, server) as experiment:
         print(experiment.cancel(), file=sys.stderr)
@@ -334,10 +334,11 @@ class RemoteExperiment:
     def cancel(self) -> str:
         """Request a clean end. Returns the effect in one line."""
         from rubberband.states import ACTIVE
+        from rubberband.values.submission import WITHDRAWN
 
         found = self._client.cancel(self._name)
-        effect = "cancellation requested" if found["state"] in ACTIVE else "it has ended"
-        return f"{self._name}: {found['state']}; {effect}"
+        ended = WITHDRAWN if found["state"] == "done" else "it has ended"
+        return f"{self._name}: {found['state']}; {'cancellation requested' if found['state'] in ACTIVE else ended}"
 
     def extension(
         self,

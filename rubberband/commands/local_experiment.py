@@ -20,7 +20,7 @@ from rubberband.executor.logs.pages import PrintedLine, page, trial_files
 from rubberband.executor.run.follower import JournalFollower, at_work, explaining, outcome_of
 from rubberband.files import write_atomically
 from rubberband.states import OVER, Action, ExperimentState, Fact, obstacle, pool_sets_instances
-from rubberband.values.submission import Submission
+from rubberband.values.submission import WITHDRAWN, Submission
 from rubberband.views.experiment import experiment_detail, experiment_view, extension_view, to_bytes
 from rubberband.views.trial import why_not_stopped
 
@@ -47,9 +47,6 @@ class LocalExperiment:
         follower.refresh(live=busy)
         header = follower.header
         outcome, reason = outcome_of(follower.controller)
-        if outcome is ExperimentState.DONE and not busy and follower.goes_on():
-            waits = f"it was extended since; `rubberband resume {header.name}` continues it"
-            reason = f"{reason}; {waits}" if reason else waits
         return Submission(
             name=header.name,
             state=outcome or (ExperimentState.RUNNING if busy else ExperimentState.INTERRUPTED),
@@ -103,6 +100,12 @@ class LocalExperiment:
         view = self.look()
         if why := self._obstacle(view, "cancel"):
             return f"{view['name']} is {view['state']}: {why}"
+        if view["state"] == "done":
+            inbox = Inbox(self._folder.inbox)
+            for request in inbox.extensions():
+                inbox.discard(request.id)
+            if not at_work(self._folder):
+                return f"{view['name']} is done: {WITHDRAWN}"
         self._ask("cancel")
         return f"{view['name']}: cancellation requested"
 
@@ -132,6 +135,8 @@ class LocalExperiment:
         def holds(fact: Fact) -> bool:
             if fact == "targeted":
                 return self._follower.has_reached
+            if fact == "asked":
+                return bool(Inbox(self._folder.inbox).extensions())
             return fact != "open" or self._follower.goes_on()
 
         return obstacle(ExperimentState(view["state"]), action, holds)

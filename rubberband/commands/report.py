@@ -369,11 +369,14 @@ class Listed:
 
 def _listed(view: ExperimentView) -> Listed:
     from rubberband.states import EXPLAINED
+    from rubberband.values.submission import waiting
     from rubberband.views.formatting import printable
 
     summary = view["summary"]
     best = summary["best_value"]
     note = f", {summary['best_note']}" if summary.get("best_note") else ""
+    why = view["reason"] if view["state"] in EXPLAINED else ""
+    waits = waiting(view["name"], view["state"], summary)
     return Listed(
         name=view["name"],
         state=view["state"],
@@ -383,7 +386,7 @@ def _listed(view: ExperimentView) -> Listed:
         cost_usd=summary["cost_usd"],
         unit=view["summary"].get("unit", "USD"),
         best="" if best is None else f"{summary['metric']}={best:.6g} (trial {summary['best_trial']}{note})",
-        reason=printable(view["reason"]) if view["state"] in EXPLAINED else "",
+        reason="; ".join(note for note in (printable(why), waits) if note),
         tags=view.get("tags", ()),
         note=view.get("note", ""),
         archived=view.get("archived", False),

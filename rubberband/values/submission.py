@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from rubberband.errors import InputError
 from rubberband.states import ACTIVE, OVER, ExperimentState
-from rubberband.units import TURNING, month_begin, shown
+from rubberband.units import TURNING, counted, month_begin, shown
 from rubberband.values.offer import Unit
 
 MOST_TAGS, LONGEST_TAG, LONGEST_NOTE = 20, 32, 1000
@@ -138,6 +138,10 @@ class Summary:
     best_trial: int | None = None
     best_note: str = ""
     """Remark on the best trial: the mean of its configuration's repeats, and whether it is feasible; may be empty."""
+    added_trials: int = 0
+    """Trials that were added while it did not run, and that a resume trains."""
+    is_extended: bool = False
+    """Whether it has ended and was extended since, so that a resume continues it."""
 
     def month_usd(self, now: float) -> float:
         """Return what it has spent in the month (UTC) of `now` (Unix time)."""
@@ -188,9 +192,30 @@ class Submission:
         return summary.deadline_s - summary.ends_s(is_over=is_over, elapsed_s=elapsed_s)
 
     @property
+    def waiting(self) -> str:
+        """Trials or limits that wait until it runs, in words; empty if nothing does."""
+        return waiting(self.name, self.state, asdict(self.summary))
+
+    @property
     def is_archived(self) -> bool:
         """Whether lists leave it out: it was archived, and does not run."""
         return self.labels.archived and self.state not in ACTIVE
+
+
+WITHDRAWN = "what was added since its end is withdrawn"
+
+
+def waiting(name: str, state: str, summary: Mapping[str, Any]) -> str:
+    """Return what was added to an experiment, or granted to it, and waits until it runs; empty if nothing does.
+
+    `summary` has the fields of a `Summary`.
+    """
+    added = summary.get("added_trials", 0)
+    if not added and not summary.get("is_extended"):
+        return ""
+    what = f"{counted(added, 'trial')} added" if added else "extended"
+    does = f"trains {'it' if added == 1 else 'them'}" if added else "continues it"
+    return f"{what}; " + (f"it {does} once it runs" if state in ACTIVE else f"`rubberband resume {name}` {does}")
 
 
 def search_words(search: str) -> list[str]:

@@ -44,6 +44,13 @@ class Client:
     def post(self, path: str, **options: Any) -> httpx.Response:
         return self.request("POST", path, **options)
 
+    def relay(self, request: httpx.Request) -> httpx.Response:
+        """The answer to a request of `rubberband.Client`, whose transport asks by this."""
+        path, headers = request.url.raw_path.decode(), dict(request.headers)
+        answer = self.request(request.method, path, headers=headers, content=request.content)
+        answer.headers.pop("content-encoding", None)  # its content is decoded
+        return httpx.Response(answer.status_code, headers=answer.headers, content=answer.content)
+
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """What a coroutine gives that runs where the app lives."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(self._patience_s)

@@ -11,16 +11,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from rubberband.executor import (
-    POLL_S,
-    DriverRequest,
-    Job,
-    State,
-    TrialEnd,
-    TrialForked,
-    TrialsDrawn,
-    sampling,
-)
+from rubberband.executor import POLL_S, DriverRequest, Job, State, TrialEnd, TrialForked, TrialsDrawn, sampling
 from rubberband.executor.core.state import LaneState
 from rubberband.executor.journal.inbox import NewTrials
 from rubberband.spec.search import Search

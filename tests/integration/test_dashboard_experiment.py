@@ -47,6 +47,10 @@ def home(tmp_path_factory: pytest.TempPathFactory, run: Recorded) -> Iterator[Ho
         for name in ("grown", "asked", "still"):
             folder = folders[name] = run.named(name).put(path, int(HALF * len(run.events)))
             stack.enter_context(folder.driving())
+        unlimited = {key: value for key, value in words(name="ended").items() if key != "constraints"}
+        folders["ended"] = recorded(unlimited).put(path)
+        with folders["ended"].driving():
+            pass
         dated = dataclasses.replace(run.named("dated"), setup={**run.setup, "provider": "local"})
         folders["dated"] = dated.put(path, int(HALF * len(run.events)))
         stack.enter_context(folders["dated"].driving())
@@ -207,6 +211,42 @@ def test_actions_are_done_by_keyboard_and_an_extension_is_looked_at_first(browse
         page.keyboard.press("Enter")
         page.get_by_text("Cancellation requested.").wait_for()
         assert sorted(request.kind for request in inbox.pending()) == ["cancel", "extend"]
+
+
+def test_a_target_is_changed_on_the_page_of_a_search_that_runs(browser: Any, home: Home) -> None:
+    inbox = Inbox(home.folders["still"].inbox)
+    with visiting(browser, home.address) as visit:
+        page = visit.open("/experiments/still")
+        page.get_by_role("button", name="Extend").press("Enter")
+        page.get_by_role("textbox", name="Target").fill("low")
+        page.keyboard.press("Enter")
+        page.get_by_role("alert").filter(has_text="target").wait_for()
+        page.get_by_role("textbox", name="Target").fill("1e-9")
+        page.keyboard.press("Enter")
+        page.locator("#extend-told").get_by_text("target 1e-9").wait_for()
+        page.get_by_role("dialog").get_by_role("button", name="Extend", exact=True).press("Enter")
+        page.get_by_text("The limits were changed.").wait_for()
+    (asked,) = inbox.pending()
+    assert (asked.kind, asked.target) == ("extend", 1e-9)
+
+
+def test_trials_that_were_added_after_the_end_are_shown_and_withdrawn(browser: Any, home: Home) -> None:
+    with visiting(browser, home.address) as visit:
+        page = visit.open("/experiments/ended")
+        assert page.get_by_role("button", name="Withdraw").count() == 0
+        page.get_by_role("button", name="Add trials").press("Enter")
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_role("textbox", name="Number").fill("2")
+        page.keyboard.press("Enter")
+        page.locator("#add-told strong").wait_for()
+        dialog.get_by_role("button", name="Add", exact=True).press("Enter")
+        page.locator("#sentence").get_by_text("2 trials added; `rubberband resume ended` trains them").wait_for()
+        visit.shot("experiment-added")
+        page.get_by_role("button", name="Withdraw", exact=True).press("Enter")
+        page.get_by_role("button", name="Withdraw them").press("Enter")
+        page.get_by_text("Withdrawn.").wait_for()
+        expect(page.locator("#sentence")).not_to_contain_text("added")
+    assert Inbox(home.folders["ended"].inbox).pending() == []
 
 
 def test_an_end_is_in_the_reader_s_time_zone(browser: Any, home: Home) -> None:

@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+import rubberband
 from rubberband.api.app import app_of
 from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.plans.previews import Plans
@@ -21,7 +23,7 @@ from rubberband.executor import ExperimentFolder, Inbox, extending
 from rubberband.running.run import run_experiment
 from rubberband.states import ExperimentState
 from tests.builders.plan_services import served as planning
-from tests.builders.service_client import Client, served
+from tests.builders.service_client import ADDRESS, Client, served
 from tests.builders.service_runs import DONE, STAND_IN, House, experiment, template
 
 RUNNING = ExperimentState.RUNNING
@@ -74,6 +76,39 @@ def test_other_limits_are_planned_elsewhere_and_granted_once(tmp_path: Path, jou
         assert "is before the" in ask(client, deadline="1m").json()["detail"]
         client.post("/v1/experiments", json=experiment("waits").to_words())
         assert ask(client, "waits", deadline="2h").json()["before"]["reason"] == "it is queued; nothing has started"
+
+
+def test_a_target_is_changed_while_it_runs(tmp_path: Path, journal: Path) -> None:
+    with service(tmp_path, journal) as (client, house, _):
+        wrong = ask(client, target="low")
+        assert wrong.status_code == 422
+        seen = ask(client, target=0.01)
+        assert (seen.json()["before"]["target"], seen.json()["after"]["target"]) == (None, 0.01)
+        assert pending(house) == []
+        with rubberband.Client(ADDRESS, transport=httpx.MockTransport(client.relay)) as user:
+            assert user.extend("one", target=0.01, dry_run=False)["applied"]
+        (asked,) = Inbox(house.folder().inbox).pending()
+        assert (asked.kind, asked.target, asked.deadline_s) == ("extend", 0.01, None)
+
+
+def test_trials_added_to_a_search_that_has_ended_are_shown_until_it_is_resumed_or_they_are_withdrawn(
+    tmp_path: Path, journal: Path
+) -> None:
+    with service(tmp_path, journal) as (client, house, _):
+        house.go()
+        house.wait("one", DONE)
+        address = "/v1/experiments/one"
+        assert client.post(f"{address}/cancel").status_code == 409
+        assert ask(client, num_samples="+2", dry_run=False).json()["applied"]
+        assert client.get(address).json()["summary"]["added_trials"] == 2
+        waits = "2 trials added; `rubberband resume one` trains them"
+        assert waits.replace("`", "") in client.get("/fragments/experiments/one").text.replace("`", "")
+        assert "2 trials added" in client.get("/").text
+        answer = client.post(f"{address}/cancel")
+        assert (answer.status_code, answer.json()["state"]) == (202, "done")
+        assert answer.json()["summary"]["added_trials"] == 0
+        assert pending(house) == []
+        assert "it is over" in client.post(f"{address}/resume").json()["detail"]
 
 
 @pytest.mark.long

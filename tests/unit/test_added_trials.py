@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rubberband.errors import InputError
 from rubberband.executor import (
     Controller,
     DriverRequest,
+    ExperimentFolder,
     InstanceRefused,
     Started,
     State,
@@ -28,7 +30,8 @@ from rubberband.executor import (
     extension,
     sampling,
 )
-from rubberband.executor.journal.inbox import NewTrials
+from rubberband.executor.journal.inbox import Inbox, NewTrials
+from rubberband.executor.run.follower import JournalFollower
 from rubberband.executor.sampling import Additions
 from rubberband.spec.experiment import Experiment
 from rubberband.values.plan import Plan, StagePlan
@@ -443,8 +446,10 @@ def test_a_search_that_has_ended_is_extended_and_resumed(done: CommandLine) -> N
     assert len(told["trials"]) == 9
     done("extend", "added", "--num-samples", "18", "--yes")
     assert done.err.endswith("applied; `rubberband resume added` trains them\n")
-    waits = "it was extended since; `rubberband resume added` continues it"
+    waits = "9 trials added; `rubberband resume added` trains them"
     assert done("status", "added").startswith(f"added: done ({waits})\n")
+    assert done.json("status", "added")["summary"]["added_trials"] == 9
+    assert waits in done("ps"), "also where its line is kept"
     assert "the search already has 18" in done.refused("extend", "added", "--num-samples", "18")
     out = done("resume", "added")
     assert done("status", "added").startswith("added: done\n")
@@ -476,6 +481,36 @@ def test_a_configuration_and_a_clone_are_added(done: CommandLine) -> None:
     assert [trial["iterations"] for trial in trials[9:]] == [9, 9, 9]
     assert trials[9]["configuration"]["x"] == 3.14
     assert trials[10]["configuration"] == {**trials[0]["configuration"], "y": 2.5}
+
+
+def test_trials_that_wait_are_withdrawn_by_cancel(done: CommandLine) -> None:
+    done("ps")
+    done("add", "added", "x=3.14", "--yes")
+    assert "1 trial added; `rubberband resume added` trains it" in done("ps")
+    done("cancel", "added")
+    assert done.err == "added is done: what was added since its end is withdrawn\n"
+    assert "trial added" not in done("ps")
+    assert done("status", "added").startswith("added: done\n")
+    done("cancel", "added")
+    assert "it is over" in done.err
+    done("resume", "added")
+    assert len(done.json("report", "added")["trials"]) == 9
+
+
+def test_trials_that_a_resume_added_before_it_was_cut_off_wait_too(done: CommandLine, tmp_path: Path) -> None:
+    done("add", "added", "x=3.14", "--yes")
+    folder = ExperimentFolder(home=tmp_path / "home", name="added")
+    with closing(JournalFollower(folder)) as follower:
+        follower.refresh(live=False)
+        (asked,) = Inbox(folder.inbox).pending()
+        event = Additions(follower.header.setup)(follower.controller.state, asked, follower.now)
+        follower.journal.append([event])
+    Inbox(folder.inbox).discard(asked.id)
+    assert done("status", "added").startswith("added: done (1 trial added; `rubberband resume added` trains it)\n")
+    done("cancel", "added")
+    assert "a resume that was cut off has added its trials; resume it, and cancel it then" in done.err
+    done("resume", "added")
+    assert len(done.json("report", "added")["trials"]) == 10
 
 
 REFUSED: Sequence[tuple[str, str]] = [

@@ -11,6 +11,7 @@ from typing import Any
 from rubberband.states import EXPLAINED
 from rubberband.units import counted, duration
 from rubberband.values.kinds import KINDS, NOT_INSTALLED, ProviderKind
+from rubberband.values.submission import waiting
 from rubberband.views.formatting import TextTable, ends, number, printable, usd, usd_decimals
 from rubberband.views.story import cells, stage_of
 
@@ -42,12 +43,15 @@ def headline(view: Mapping[str, Any]) -> str:
     """Return the state in one line, with its reason if there is one."""
     state, summary = str(view["state"]), view["summary"]
     phrase = STATES.get(state, state)
+    waits = waiting(str(view["name"]), state, summary)
     if state == "running" and summary["stages"]:
         phrase = f"runs, stage {summary['stage']} ({summary['stage'] + 1} of {summary['stages']})"
     reason = printable(view.get("reason") or "")
     if state in EXPLAINED and reason:
-        return f"{view['name']}: {state}: {reason}" + (f"; {_EXTEND}" if state == "budget" else "")
-    return f"{view['name']}: {phrase}" + (f" ({reason})" if reason and reason not in phrase else "")
+        hint = waits or (_EXTEND if state == "budget" else "")
+        return f"{view['name']}: {state}: {reason}" + (f"; {hint}" if hint else "")
+    notes = "; ".join(note for note in (reason, waits) if note and note not in phrase)
+    return f"{view['name']}: {phrase}" + (f" ({notes})" if notes else "")
 
 
 def lines(view: Mapping[str, Any]) -> list[str]:
