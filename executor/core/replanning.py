@@ -334,9 +334,17 @@ def _most_instances(lane: LaneState) -> int:
 
 
 def remaining(lane: LaneState, profile: Profile) -> tuple[Stage, ...]:
-    """The job's stages up to the lane's last; those that its trials go on to train no more trials than are left."""
-    stages, left = as_seen(lane.job, profile), lane.trials_left
+    """The job's stages up to the lane's last; those that its trials go on to train no more trials than are left.
+
+    A bracket of clones that go on from checkpoints trains what these lack.
+    """
+    job, trials, left = lane.job, lane.state.trials, lane.trials_left
+    stages = list(as_seen(job, profile))
     done, end = lane.next_stage, lane.bracket.end_stage
+    for bracket in lane.brackets:
+        first = bracket.first_stage
+        inherited = min(trials[trial].iterations for trial in job.trials_of(bracket)) if first >= done else 0
+        stages[first] = replace(stages[first], iterations=stages[first].iterations - inherited)
     later = (replace(stage, trials=min(stage.trials, left)) for stage in stages[done:end])
     return (*stages[:done], *later, *stages[max(done, end) : lane.end_stage])
 

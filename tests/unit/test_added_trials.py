@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from rubberband.executor import (
     Controller,
     DriverRequest,
     ExperimentFolder,
+    Extension,
     InstanceRefused,
     Started,
     State,
@@ -30,7 +32,9 @@ from rubberband.executor import (
     extension,
     sampling,
 )
+from rubberband.executor.core.bill import bill_usd
 from rubberband.executor.journal.inbox import Inbox, NewTrials
+from rubberband.executor.result.result import jct_s
 from rubberband.executor.run.follower import JournalFollower
 from rubberband.executor.sampling import Additions
 from rubberband.spec.experiment import Experiment
@@ -81,12 +85,18 @@ class Added:
     def _metric(self, trial: int, iterations: int) -> float:
         return branin(sampling.configurations(self.state, self.setup)[trial], iterations)
 
-    def drive(self, *requests: DriverRequest) -> Added:
-        """Drive it to its end, or go on with it."""
+    def drive(self, *requests: DriverRequest, told: list[Extension] | None = None) -> Added:
+        """Drive it to its end, or go on with it; `told` gets what is told of each request when it is asked."""
         self.controller = Controller(self.job)
         draw = partial(sampling.draw, self.experiment.search) if self.job.draws else None
         inbox = TimedInbox(self.backend.now, *requests)
-        add = Additions(self.setup)
+
+        def add(state: State, request: DriverRequest, now: float) -> TrialsAdded:
+            event = Additions(self.setup)(state, request, now)
+            if told is not None:
+                told.append(extension(copy.deepcopy(state), now, added=event))
+            return event
+
         drive(self.controller, self.backend, self.journal, observers=[check], requests=inbox, draw=draw, add=add)
         return self
 
@@ -286,6 +296,17 @@ def test_a_clone_may_go_on_from_the_checkpoint_of_its_trial() -> None:
     assert [report.metrics for report in clone.reports[:4]] == [report.metrics for report in stopped.reports]
     gangs = [use for use in run.state.allocations if use.trial == 9]
     assert len(gangs) == 1
+
+
+@pytest.mark.parametrize("at", [0.1, 0.3, 0.5, 0.8])
+@pytest.mark.parametrize("scheduler", [SHA, {"type": "hyperband", "max_t": 9}])
+def test_a_preview_of_a_clone_counts_what_it_lacks(scheduler: dict[str, Any], at: float) -> None:
+    ends_at, told = Added(a_search(scheduler=scheduler)).drive().state.now, list[Extension]()
+    clone = asked(at * ends_at, configuration={"y": 3.0}, clone_of=0, from_checkpoint=True)
+    run = Added(a_search(scheduler=scheduler)).drive(clone, told=told)
+    assert run.state.trials[-1].inherited > 0
+    assert told[0].after.jct_s == pytest.approx(jct_s(run.state, run.state.now))
+    assert told[0].after.cost_usd == pytest.approx(bill_usd(run.state, run.state.now))
 
 
 BRANCHES = {
