@@ -28,7 +28,8 @@ from rubberband.executor.core.events import Event, TrialFailed
 from rubberband.executor.core.forecast import Forecast, expected_iterations, forecast
 from rubberband.executor.core.limits import fails_to_start
 from rubberband.executor.core.ranking import best_trial, standing
-from rubberband.executor.core.state import Phase, State, TrialStatus
+from rubberband.executor.core.state import Phase, State
+from rubberband.executor.core.trial_state import TrialStatus
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox, NewTrials, asked_first, is_hosted
 from rubberband.executor.journal.journal import (

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from rubberband.client.client import Client
     from rubberband.client.models import ExperimentView
     from rubberband.executor.journal.folder import ExperimentFolder
-    from rubberband.executor.result.result import Result, TrialResult
+    from rubberband.executor.result.parts import TrialResult
+    from rubberband.executor.result.result import Result
 
 _MOST_OF_BEST = 100
 

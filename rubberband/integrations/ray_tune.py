@@ -177,10 +177,10 @@ def _checkpoint_every(run_config: Any, trainable: Any, notes: list[str]) -> int:
 
     Raises InputError.
     """
-    config = getattr(run_config, "checkpoint_config", None)
+    config: Any = getattr(run_config, "checkpoint_config", None)
     check_fields(config)
     if (kept := getattr(config, "num_to_keep", None)) not in (None, 1):
-        best = " and the best one" if config.checkpoint_score_attribute is not None else ""
+        best = " and the best one" if getattr(config, "checkpoint_score_attribute", None) is not None else ""
         notes.append(f"CheckpointConfig(num_to_keep={kept}): a trial keeps its latest two checkpoints{best}")
     every: int = getattr(config, "checkpoint_frequency", 0) or 0
     if not isinstance(trainable.target, type) and (every or getattr(config, "checkpoint_at_end", None)):
