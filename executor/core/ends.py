@@ -10,9 +10,8 @@ import statistics
 from collections.abc import Sequence
 
 from rubberband.executor.core.bill import bill_usd
-from rubberband.executor.core.forecast import Forecast, forecast
+from rubberband.executor.core.forecast import forecast
 from rubberband.executor.core.history import Rule, SearchEnd, TrialCut
-from rubberband.executor.core.measured import measured
 from rubberband.executor.core.progress import Curves, merit_of
 from rubberband.executor.core.ranking import repeats_of
 from rubberband.executor.core.state import LaneState, State
@@ -112,7 +111,7 @@ def ends_search(state: State, trials: Sequence[TrialState]) -> SearchEnd | None:
 
 
 def _end(state: State, rule: Rule, reason: str, trial: int | None) -> SearchEnd:
-    expected = _expected(state)
+    expected = forecast(state, state.now)
     return SearchEnd(
         at_s=state.elapsed_s(state.now),
         rule=rule,
@@ -120,23 +119,6 @@ def _end(state: State, rule: Rule, reason: str, trial: int | None) -> SearchEnd:
         trial=trial,
         expected_jct_s=expected.jct_s,
         expected_cost_usd=expected.cost_usd,
-    )
-
-
-def _expected(state: State) -> Forecast:
-    """Return the expected end and cost without the rule.
-
-    Where trials climb rungs, the plan knows better than a forecast which instances are idle and given back: it counts,
-    as fast as iterations were measured to be.
-    """
-    job = state.job
-    if job.has_sync:
-        return forecast(state, state.now)
-    gpus, planned = job.plan.stages[0].gpus_per_trial, job.prediction
-    pace = measured(state, state.lanes[0]).profile.iteration_s(gpus) / job.profile.iteration_s(gpus)
-    return Forecast(
-        jct_s=max(state.elapsed_s(state.now), pace * planned.jct_s),
-        cost_usd=max(bill_usd(state, state.now), pace * planned.cost_usd),
     )
 
 

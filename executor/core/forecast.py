@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
+from rubberband.executor.core.ahead import Climber, Field, Host, Rest
 from rubberband.executor.core.bill import bill_usd, instance_cost_usd, market_usd_per_s, new_instance_usd
 from rubberband.executor.core.events import Gang
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
@@ -139,6 +140,8 @@ def _later_stage(lane: LaneState, stage: int) -> Forecast:
 
 def stage_left(lane: LaneState, now: float, instances: int | None = None) -> Forecast:
     """Seconds until the SYNC of the lane's current stage, and what that adds to the bill, without the head node."""
+    if not lane.job.has_sync and lane.stage.ended_at is None:
+        return _rest_left(lane, now, instances)
     left_s = stage_left_s(lane, now, instances)
     return Forecast(jct_s=left_s, cost_usd=_stage_left_usd(lane, now, left_s))
 
@@ -196,13 +199,95 @@ def _stage_left_usd(lane: LaneState, now: float, left_s: float) -> float:
     return growth_usd + coming * new_instance_usd(offer, chosen.market, coming_s)
 
 
+_SAMPLES, _TRIALS_OF_ALL = 8, 800
+"""Samples of who goes on, and the trials of all of them together."""
+
+
+def _rest_left(lane: LaneState, now: float, instances: int | None) -> Forecast:
+    """Return what is left of a run without a SYNC: the mean of some samples of who goes on."""
+    live = sorted(lane.held.live, key=lambda one: (not lane.runners.uses(one.instance), one.ready_at is None))
+    waits = lane.phase is Phase.SCALING or not (lane.held.ready or lane.runners)
+    waiting_s = max(0.0, _ready_at(lane) - now) if waits else 0.0
+    wide = max(1, lane.chosen.gpus_per_trial // lane.job.offer.slots)
+    total = instances or max(len(live), 0 if lane.state.buys_none else lane.wanted, wide)
+    hosts, climbers = _on_hosts(lane, now, live, total // wide, wide, are_ready=waits)
+    profile, stage = lane.state.profile, lane.job.stages[0]
+    iteration_s = profile.iteration_s(lane.chosen.gpus_per_trial)
+    over = [one for one in lane.state.trials if one.status is TrialStatus.FAILED or one.stopped_at is not None]
+    field = Field(
+        hosts=hosts,
+        climbers=climbers,
+        rungs=lane.rungs,
+        rung_s=[profile.trial_startup_s + work * iteration_s for work in stage.rung_work],
+        repeats=lane.job.repeats,
+        over={one.trial for one in over},
+        has_completed=lane.state.completed > 0,
+    )
+    samples = max(1, min(_SAMPLES, _TRIALS_OF_ALL // len(lane.state.trials))) if stage.rungs.promotes else 1
+    found = [field.rest(sample) for sample in range(samples)]
+    return Forecast(
+        jct_s=waiting_s + fmean(one.left_s for one in found),
+        cost_usd=fmean(_rest_usd(lane, now, one, live, wide, waiting_s) for one in found),
+    )
+
+
+def _on_hosts(
+    lane: LaneState, now: float, live: Sequence[InstanceRecord], count: int, wide: int, *, are_ready: bool
+) -> tuple[list[Host], list[Climber]]:
+    """Return `count` hosts of `wide` instances each, the live ones first, and the trials on them and after these.
+
+    `are_ready`: whether those that are still to come are counted beside.
+    """
+    offer, host_of, hosts = lane.job.offer, dict[str, int](), list[Host]()
+    coming_s = 0.0 if are_ready else runs_in_s(lane, now) + offer.init_delay_s
+    at_once = max(1, offer.slots // lane.chosen.gpus_per_trial)
+    for first in range(0, count * wide, wide):
+        ours = live[first : first + wide]
+        host_of |= {one.instance: len(hosts) for one in ours}
+        is_ready = len(ours) == wide and all(one.ready_at is not None for one in ours)
+        hosts.append(Host(slots=at_once, ready_s=0.0 if is_ready else coming_s))
+    late = 0.0
+    if not lane.job.stages[0].rungs.promotes:
+        late = lateness(len(lane.runners) + len(lane.waiters), count * at_once)
+    running = zip(lane.running(), _running_left_s(lane, now, late), strict=True)
+    climbers = [
+        Climber(trial=one.trial, rung=one.rung, left_s=left_s, host=host_of.get(one.gang[0].instance))
+        for one, left_s in running
+    ]
+    queued = ((one, _trial_left_s(lane, one, late=late)) for one in lane.queued())
+    climbers += [Climber(trial=one.trial, rung=one.rung, left_s=left_s) for one, left_s in queued]
+    return hosts, climbers
+
+
+def _rest_usd(
+    lane: LaneState, now: float, rest: Rest, live: Sequence[InstanceRecord], wide: int, waiting_s: float
+) -> float:
+    """Return what the rest of a run adds to the bill: each instance is paid until it is given back."""
+    job, chosen = lane.job, lane.chosen
+    offer, usd = job.offer, 0.0
+    held_s = [waiting_s + each_s for each_s in rest.held_s for _ in range(wide)]
+    coming = [each_s for at, each_s in enumerate(held_s) if at >= len(live) or live[at].running_at is None]
+    usd = sum(new_instance_usd(offer, chosen.market, max(0.0, each_s - runs_in_s(lane, now))) for each_s in coming)
+    if offer.billing == "per_function":
+        return usd + market_usd_per_s(offer, chosen.market) * chosen.gpus_per_trial / offer.slots * rest.busy_s
+    ends = [
+        *zip(live, held_s, strict=False),
+        *((one, rest.left_s) for one in (*live[len(held_s) :], *lane.held.leaving)),
+    ]
+    return usd + sum(
+        instance_cost_usd(job, record, now + each_s, is_expected=True)
+        - instance_cost_usd(job, record, now, is_expected=True)
+        for record, each_s in ends
+        if record.running_at is not None
+    )
+
+
 def _functions_left_usd(lane: LaneState, now: float) -> float:
     job = lane.job
     chosen = lane.chosen
     coming = max(0, chosen.instances - sum(record.running_at is not None for record in lane.held.live))
     left_s = _running_left_s(lane, now)
     left_s += [_trial_left_s(lane, trial) for trial in lane.queued()]
-    left_s += [trials * run_s for trials, run_s in _rungs_left(lane)]
     usd_per_s = market_usd_per_s(job.offer, chosen.market) * chosen.gpus_per_trial / job.offer.slots
     return usd_per_s * sum(left_s) + coming * new_instance_usd(job.offer, chosen.market, 0.0)
 

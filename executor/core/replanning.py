@@ -344,7 +344,7 @@ def remaining(lane: LaneState, profile: Profile) -> tuple[Stage, ...]:
     for bracket in lane.brackets:
         first = bracket.first_stage
         inherited = min(trials[trial].iterations for trial in job.trials_of(bracket)) if first >= done else 0
-        stages[first] = replace(stages[first], iterations=stages[first].iterations - inherited)
+        stages[first] = replace(stages[first], iterations=max(1, stages[first].iterations - inherited))
     later = (replace(stage, trials=min(stage.trials, left)) for stage in stages[done:end])
     return (*stages[:done], *later, *stages[max(done, end) : lane.end_stage])
 

@@ -143,6 +143,20 @@ class Rungs:
         """Return the highest rung with a trial that was not promoted; None without any."""
         return next((rung for rung in range(len(self._left) - 1, -1, -1) if self._left[rung]), None)
 
+    def by_rank(self) -> Rungs:
+        """Return a copy whose merits are numbers from 0 to 1 by rank, as random results are spread."""
+        found = Rungs.__new__(Rungs)
+        found._quota, found._known = self._quota, set(self._known)
+        found._results = [
+            [((at + 1) / (len(results) + 1), number) for at, (_, number) in enumerate(results)]
+            for results in self._results
+        ]
+        left = [{number for _, number in heap} for heap in self._left]
+        found._left = [
+            [one for one in results if one[1] in numbers] for results, numbers in zip(found._results, left, strict=True)
+        ]
+        return found
+
     def counts(self) -> Sequence[int]:
         """Return the results of each rung but the last."""
         return [len(results) for results in self._results]

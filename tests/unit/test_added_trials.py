@@ -309,6 +309,26 @@ def test_a_preview_of_a_clone_counts_what_it_lacks(scheduler: dict[str, Any], at
     assert told[0].after.cost_usd == pytest.approx(bill_usd(run.state, run.state.now))
 
 
+@pytest.mark.parametrize("count", [1, 9, 27])
+def test_a_preview_without_a_scheduler_knows_which_instances_are_given_back(count: int) -> None:
+    scheduler = {"type": "none", "num_samples": 9, "max_t": 9}
+    ends_at, told = Added(a_search(scheduler=scheduler)).drive().state.now, list[Extension]()
+    run = Added(a_search(scheduler=scheduler)).drive(asked(0.6 * ends_at, count=count), told=told)
+    assert told[0].after.jct_s == pytest.approx(jct_s(run.state, run.state.now))
+    assert told[0].after.cost_usd == pytest.approx(bill_usd(run.state, run.state.now))
+
+
+def test_previews_with_asha_are_right_on_average() -> None:
+    found = list[tuple[float, float]]()
+    for seed in range(6):
+        scheduler, told = {"type": "asha", "num_samples": 18, "max_t": 9}, list[Extension]()
+        search = an_experiment(7, sampler={"type": "random", "seed": seed}, scheduler=scheduler)
+        run = Added(search).drive(asked(300.0, count=18), told=told)
+        after, end = told[0].after, run.state.now
+        found.append((after.jct_s / jct_s(run.state, end), after.cost_usd / bill_usd(run.state, end)))
+    assert [sum(ratios) / len(found) for ratios in zip(*found, strict=True)] == pytest.approx([1.0, 1.0], abs=0.07)
+
+
 BRANCHES = {
     "lr": {"type": "uniform", "lower": 0.0, "upper": 1.0},
     "optimizer": {
