@@ -1,6 +1,6 @@
 """The rest of a run without a SYNC: which trials train when, and until when each instance is held. Pure.
 
-Who goes on is decided by results that are not there yet. Each sample ranks them at random among those of their rung, by
+Results that are not there yet decide which trials go on. Each sample ranks them at random among those of their rung, by
 numbers that follow from the sample's own: the same state has the same forecast.
 """
 
@@ -66,7 +66,7 @@ class Rest:
     left_s: float = 0.0
     """Until no trial trains any more."""
     busy_s: float = 0.0
-    """Of all gangs together."""
+    """Seconds for which gangs train, added up."""
     held_s: list[float] = field(default_factory=list)
     """Until each host is given back."""
 
@@ -83,7 +83,7 @@ class _Run:
         self._new = deque(one for one in field.climbers if one.host is None)
         self._awaited = Counter(one.trial // field.repeats for one in field.climbers)
         self._ends: list[tuple[float, int, int, int]] = []
-        """When trials end their rungs, with trial, rung and host; a host that gets ready is trial -1."""
+        """Ends of rungs (instant, trial, rung, host), and hosts that get ready, with -1 as their trial."""
         self._completed, self._rest = field.has_completed, Rest()
         for number, host in enumerate(field.hosts):
             if host.ready_s > 0.0:
