@@ -82,6 +82,21 @@ def test_a_trial_learns_on_one_two_and_one_with_unequal_shares_what_it_learns_on
     torch.testing.assert_close(own_state(last), own_state(whole), rtol=1e-8, atol=1e-8)
 
 
+def test_a_wider_gang_continues_from_a_checkpoint_of_another_configuration_as_one_worker_does(
+    workers: list[Worker],
+) -> None:
+    """As at an exchange of a population whose next generation has more GPUs for each trial."""
+    winner = replace(SEGMENT, config={"lr": 0.05, "momentum": 0.9}, metric="train_loss", until_iterations=2)
+    _, _, checkpoint, _ = run_unequal(trial("Regression"), winner, [])
+    taker = replace(winner, trial=2, config={"lr": 0.01, "momentum": 0.5}, from_iterations=2, until_iterations=5)
+    losses, weights, _, _ = run_unequal(trial("Regression"), taker, [], checkpoint)
+    wide = run_gang(workers, trial("Regression"), taker, SHARES, checkpoint)
+    assert wide[0][0] == pytest.approx(losses, rel=1e-8)
+    torch.testing.assert_close(wide[0][1], weights, rtol=0, atol=1e-8)
+    as_before, _, _, _ = run_unequal(trial("Regression"), replace(taker, config=winner.config), [], checkpoint)
+    assert as_before != pytest.approx(losses, rel=1e-3)
+
+
 def own_state(payload: bytes) -> Any:
     return torch.load(io.BytesIO(payload), weights_only=False).get("trial")
 

@@ -37,7 +37,7 @@ class OwnStep(rubberband.TorchTrial):
 
 
 class Regression(rubberband.TorchTrial):
-    """A small network on random data; `dtype`, `words` and what goes wrong come from the configuration."""
+    """A small network on random data; settings and what goes wrong come from the configuration."""
 
     batch_size = 16
 
@@ -52,7 +52,8 @@ class Regression(rubberband.TorchTrial):
     def build_optimizer(self, config: Mapping[str, Any], model: torch.nn.Module) -> torch.optim.Optimizer:
         if config.get("optimizer") == "adam":
             return torch.optim.AdamW(model.parameters(), lr=0.01)
-        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+        lr, momentum = config.get("lr", 0.05), config.get("momentum", 0.9)
+        return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=1e-3)
 
     def build_scheduler(self, config: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> Any:
         if config.get("scheduler") == "plateau":
