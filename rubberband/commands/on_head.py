@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from rubberband.commands.common import confirm_bill
+from rubberband.commands.common import confirm_bill, say
 from rubberband.errors import InputError, ProviderError, RubberbandError
 from rubberband.installation import default_home, require
 from rubberband.units import counted, format_duration, format_usd, parse_usd
@@ -69,11 +69,11 @@ def run_on_head(
     confirm_bill(f"{most}, and the head ({what}) before and after the run; it {idles}", "run", yes=yes)
     archive = pack([str(root)]).archive
     head = ensure_head(session, resources)
-    note(f"head {head.instance_id} ({head.instance_type}, {head.zone})")
+    say(f"head {head.instance_id} ({head.instance_type}, {head.zone})")
     remote, made_of = of_this_kind(session, experiment, head)
     settings = [word for override in overrides for word in ("-s", override)]
     if new and (free := _free_name(remote, name)) != name:
-        note(f"the name {name} is taken: this run is {free}")
+        say(f"the name {name} is taken: this run is {free}")
         name, settings = free, [*settings, "-s", f"name={free}"]
         resources = load_experiment(file, settings[1::2]).resources
     # The head may remember another bucket than this machine.
@@ -105,7 +105,7 @@ def checked_head(experiment: Experiment, *, no_cap: bool) -> tuple[AwsSession, s
     require_runnable(experiment, home, no_cap=no_cap)
     require_head(home, resources.region, resources.aws.head_instance_type)
     session = open_aws(resources.region)
-    table = cloud_prices_and_quotas(experiment, home, note, on_head=False).table
+    table = cloud_prices_and_quotas(experiment, home, say, on_head=False).table
     require_rate(experiment, home, table)
     usd, idle_s = 0.0, resources.aws.head_idle_s
     with suppress(InputError):  # a price that only EC2 knows
@@ -123,10 +123,10 @@ def of_this_kind(session: AwsSession, experiment: Experiment, head: HeadInstance
     resources = experiment.resources
     wanted = head_boot(session, resources)
     remote = remote_head(session, head.instance_id, resources.checkpoints, resources.aws.owner)
-    found = remote.wait_until_ready(note)
+    found = remote.wait_until_ready(say)
     if found != wanted.made_of:
-        note(f"the head has other code, packages or settings than {experiment.name} needs, and is updated")
-        found = remote.remake(wanted.script, note)
+        say(f"the head has other code, packages or settings than {experiment.name} needs, and is updated")
+        found = remote.remake(wanted.script, say)
     if found != wanted.made_of:
         raise ProviderError(
             f"the head {head.instance_id} could not be updated, and keeps what it had (its "
@@ -225,7 +225,7 @@ def _printed(answer: HeadAnswer, path: str | Path | None = None) -> int:
             Path(path).write_bytes(answer.file)
         except OSError as error:
             raise InputError(f"{path} cannot be written ({error.strerror}); give another path") from None
-        note(f"written to {Path(path).absolute()}")
+        say(f"written to {Path(path).absolute()}")
     return answer.exit_code
 
 
@@ -285,7 +285,7 @@ def _followed(remote: RemoteHead, name: str, start: Callable[[], str] | None) ->
         raise
     except (KeyboardInterrupt, RubberbandError) as error:
         state = "continues" if (key or seen) and isinstance(error, KeyboardInterrupt) else "may run"
-        note(
+        say(
             f"{name} {state} on the head: `rubberband status {name} --on head --watch` follows it, "
             f"`rubberband cancel {name} --on head` ends it"
         )
@@ -318,7 +318,7 @@ def _found(name: str) -> tuple[RemoteHead, Mapping[str, Any], str]:
 
     def may_start(instance_id: str) -> None:
         require_head(home, words["region"])
-        note(f"the head {instance_id} has stopped and is started again")
+        say(f"the head {instance_id} has stopped and is started again")
 
     if (head := running_head(session, words["owner"], may_start)) is None:
         raise InputError(
@@ -326,7 +326,7 @@ def _found(name: str) -> tuple[RemoteHead, Mapping[str, Any], str]:
             "`rubberband run FILE --on head` starts one"
         )
     remote = remote_head(session, head.instance_id, words["checkpoints"], words["owner"])
-    return remote, words, remote.wait_until_ready(note)
+    return remote, words, remote.wait_until_ready(say)
 
 
 def remote_head(session: AwsSession, instance_id: str, checkpoints: str | None, owner: str) -> RemoteHead:
@@ -361,8 +361,3 @@ def remember(resources: Resources, name: str, made_of: str) -> None:
     make_directories(folder)
     content = json.dumps({**words, "types": list(types_of(resources)), "made_of": made_of}).encode()
     write_atomically(folder / f"{name}.json", content, durable=True)
-
-
-def note(line: str) -> None:
-    """Print a line on stderr."""
-    print(line, file=sys.stderr, flush=True)

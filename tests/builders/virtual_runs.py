@@ -13,11 +13,14 @@ from rubberband.executor import (
     Faults,
     Finish,
     Job,
+    Journal,
     Observer,
+    Phase,
     Requests,
     State,
     VirtualBackend,
     drive,
+    replay,
 )
 from rubberband.executor.run.driver import Draw, Explore
 from tests.builders.invariants import validate
@@ -83,3 +86,23 @@ def run_until_killed(
 
     with contextlib.suppress(Killed):
         drive(controller, backend, journal, observers=[kill], draw=draw, requests=requests, explore=explore)
+
+
+def killed_and_resumed(
+    job: Job, faults: Faults, events_before: int, checkpoint_every: int
+) -> tuple[Controller, Controller, VirtualBackend]:
+    """Kill the driver of a run after some events, and resume it; return the controllers of both, and the backend.
+
+    A replay of the whole journal must end as the second one did.
+    """
+    with contextlib.closing(Journal("sqlite://", job.name, create=True)) as journal:
+        backend = VirtualBackend(
+            job.name, job.offer, job.profile, metric=job.metric, faults=faults, checkpoint_every=checkpoint_every
+        )
+        before, again = Controller(job), Controller(job)
+        run_until_killed(before, backend, journal, events_before)
+        after, _, _ = run_virtual(job, journal=journal, backend=backend)
+        assert after.state.phase is Phase.FINISHED
+        replay(again, journal)
+        assert again.state == after.state
+        return before, after, backend

@@ -14,16 +14,13 @@ from rubberband.executor import (
     Event,
     Faults,
     Job,
-    Journal,
     Noise,
-    Phase,
     Regrouped,
     State,
     TrialEnd,
     VirtualBackend,
     bill_usd,
     drive,
-    replay,
 )
 from rubberband.planner.exact.model import predict
 from rubberband.values.offer import slots
@@ -33,7 +30,7 @@ from tests.builders.memory import MemoryJournal
 from tests.builders.planned_jobs import planned_jobs
 from tests.builders.populations import forks, job_of, random_population, run
 from tests.builders.strategies import faults, jobs
-from tests.builders.virtual_runs import jct_s, run_until_killed, run_virtual
+from tests.builders.virtual_runs import jct_s, killed_and_resumed, run_virtual
 
 ENDS = st.dictionaries(
     st.integers(0, 11), st.builds(TrialEnd, iterations=st.integers(1, 8), returns=st.booleans()), max_size=8
@@ -113,21 +110,7 @@ def test_deadline_and_budget_are_kept_that_would_be_kept_without(
 def test_a_resume_decides_alike(
     job: Job, faults: Faults, ends: dict[int, TrialEnd], events_before: int, checkpoint_every: int
 ) -> None:
-    job, faults = asked(job, True), dataclasses.replace(faults, ends=ends)
-    journal = Journal("sqlite://", job.name, create=True)
-    backend = VirtualBackend(
-        job.name, job.offer, job.profile, metric=job.metric, faults=faults, checkpoint_every=checkpoint_every
-    )
-    try:
-        before = Controller(job)
-        run_until_killed(before, backend, journal, events_before)
-        after, _, _ = run_virtual(job, journal=journal, backend=backend)
-        assert after.state.phase is Phase.FINISHED
-        again = Controller(job)
-        replay(again, journal)
-        assert again.state == after.state
-    finally:
-        journal.close()
+    killed_and_resumed(asked(job, True), dataclasses.replace(faults, ends=ends), events_before, checkpoint_every)
 
 
 @given(

@@ -16,7 +16,6 @@ from rubberband.executor import (
     Faults,
     Forecast,
     Job,
-    Journal,
     LimitsChanged,
     Phase,
     State,
@@ -27,7 +26,6 @@ from rubberband.executor import (
     extension,
     forecast,
     paid_time,
-    replay,
 )
 from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Spot
@@ -38,7 +36,7 @@ from tests.builders.memory import MemoryJournal
 from tests.builders.planned_jobs import planned_jobs
 from tests.builders.strategies import faults, jobs
 from tests.builders.timed_requests import TimedInbox, extend
-from tests.builders.virtual_runs import jct_s, run_until_killed, run_virtual
+from tests.builders.virtual_runs import jct_s, killed_and_resumed, run_virtual
 
 CENT, MILLISECOND = 0.005, 0.0005
 
@@ -82,23 +80,10 @@ def test_the_paid_time_adds_up_to_the_bill(job: Job) -> None:
 def test_a_driver_killed_after_any_event_resumes_and_trains_no_acknowledged_iteration_again(
     job: Job, faults: Faults, events_before: int, checkpoint_every: int
 ) -> None:
-    journal = Journal("sqlite://", job.name, create=True)
-    backend = VirtualBackend(
-        job.name, job.offer, job.profile, metric=job.metric, faults=faults, checkpoint_every=checkpoint_every
-    )
-    try:
-        before = Controller(job)
-        run_until_killed(before, backend, journal, events_before)
-        after, _, _ = run_virtual(job, journal=journal, backend=backend)
-        assert after.state.phase is Phase.FINISHED
-        assert all(status.state == "terminated" for status in backend.provider.describe())
-        for old, new in zip(before.state.trials, after.state.trials, strict=True):
-            assert new.reports[: old.iterations] == old.reports
-        again = Controller(job)
-        replay(again, journal)
-        assert again.state == after.state
-    finally:
-        journal.close()
+    before, after, backend = killed_and_resumed(job, faults, events_before, checkpoint_every)
+    assert all(status.state == "terminated" for status in backend.provider.describe())
+    for old, new in zip(before.state.trials, after.state.trials, strict=True):
+        assert new.reports[: old.iterations] == old.reports
 
 
 @given(jobs())

@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
-from rubberband import cli
 from rubberband.errors import InputError
 from rubberband.running.first_file import text_of
 from rubberband.running.programs.findings import findings_of, is_program
@@ -21,6 +18,7 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_experiment
 from rubberband.spec.program import Program
 from rubberband.spec.space import SubSpace
+from tests.builders.program_folder import enter, rubberband
 
 optuna = pytest.importorskip("optuna")
 
@@ -69,16 +67,7 @@ BY_HAND = (
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
-    return tmp_path
-
-
-def rubberband(*arguments: str) -> Result:
-    done = CliRunner().invoke(cli.app, arguments)
-    assert done.exit_code == 0, (done.output, done.exception)
-    return done
+    return enter(tmp_path, monkeypatch)
 
 
 def init(source: str, name: str = "objective") -> tuple[Experiment, list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from rubberband.running import check as check_module
 from rubberband.running.check import CheckReport, check_experiment, check_first, named_entrypoint
 from rubberband.spec.experiment import Experiment
 from tests.builders.checks import check_here
+from tests.builders.program_folder import enter
 
 LOADS = """
 import pathlib, sys, time, rubberband
@@ -37,10 +37,7 @@ SAVES = '(out / "n").write_text(str(epoch))'
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
-    return tmp_path
+    return enter(tmp_path, monkeypatch)
 
 
 def checked(

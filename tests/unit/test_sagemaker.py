@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
-from rubberband import cli
 from rubberband.errors import InputError
 from rubberband.running.first_file import text_of
 from rubberband.running.programs.findings import findings_of, is_program
@@ -21,6 +17,7 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_experiment
 from rubberband.spec.program import MetricsPlace, Program
 from rubberband.values.command import ProgramCommand
+from tests.builders.program_folder import enter, rubberband
 
 SCRIPT = """
 import argparse, json, os, time
@@ -108,18 +105,8 @@ tuner.fit({"training": "s3://bucket/data"})
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
-    monkeypatch.setenv("SM_CHANNEL_TRAINING", "/data")
     (tmp_path / "train.py").write_text(SCRIPT)
-    return tmp_path
-
-
-def rubberband(*arguments: str) -> Result:
-    done = CliRunner().invoke(cli.app, arguments)
-    assert done.exit_code == 0, (done.output, done.exception)
-    return done
+    return enter(tmp_path, monkeypatch, SM_CHANNEL_TRAINING="/data")
 
 
 def init(text: str) -> tuple[Experiment, list[str]]:

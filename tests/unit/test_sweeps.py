@@ -6,7 +6,6 @@ import ast
 import json
 import math
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +13,9 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from rubberband import cli
 from rubberband.errors import InputError
 from rubberband.running.first_file import text_of
 from rubberband.running.programs.findings import findings_of, is_program
@@ -28,6 +24,7 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_experiment
 from rubberband.spec.program import Program
 from rubberband.spec.space import Domain
+from tests.builders.program_folder import enter, rubberband
 from tests.builders.tables import cases
 
 PROGRAM = """
@@ -42,18 +39,8 @@ print(f"epoch 1 val_loss=0.5 val/acc=0.5 score={args.lr}")
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
-    monkeypatch.setenv("DATA_ROOT", "/data")
     (tmp_path / "train.py").write_text(PROGRAM)
-    return tmp_path
-
-
-def rubberband(*arguments: str) -> Result:
-    done = CliRunner().invoke(cli.app, arguments)
-    assert done.exit_code == 0, (done.output, done.exception)
-    return done
+    return enter(tmp_path, monkeypatch, DATA_ROOT="/data")
 
 
 def init(sweep: str) -> tuple[Experiment, list[str]]:
