@@ -395,14 +395,14 @@ def _fewest_instances(problem: Problem, chosen: Plan) -> Plan:
 def _infeasible(problem: Problem, tables: _Tables) -> InfeasibleError:
     """Return the error that names the limit out of reach, and the nearest value within reach."""
 
-    def solvable(deadline_s: float | None, max_cost_usd: float | None, objective: Objective) -> Planned:
-        limits = replace(problem.constraints, deadline_s=deadline_s, max_cost_usd=max_cost_usd)
+    def unpriced(deadline_s: float | None, objective: Objective) -> Planned:
+        limits = replace(problem.constraints, deadline_s=deadline_s, max_cost_usd=None)
         planned = _certain(replace(problem, constraints=limits, objective=objective), tables)
-        assert planned is not None, "one limit alone, or none, that can be kept leaves a plan"
+        assert planned is not None, "a deadline that can be kept, or none, leaves a plan"
         return planned
 
     def needs_usd(deadline_s: float | None) -> float:
-        planned = solvable(deadline_s, None, "min_cost")
+        planned = unpriced(deadline_s, "min_cost")
         return planned.prediction.cost_usd + problem.reserve_usd(planned.plan)
 
     def in_budget_s() -> float:
@@ -414,7 +414,7 @@ def _infeasible(problem: Problem, tables: _Tables) -> InfeasibleError:
     limits = problem.constraints
     return unreachable(
         problem,
-        solvable(None, None, "min_time").prediction.jct_s,
+        unpriced(None, "min_time").prediction.jct_s,
         needs_usd(None),
         lambda: (needs_usd(limits.deadline_s), in_budget_s()),
     )

@@ -123,12 +123,12 @@ def authentication(token_path: Path) -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_path)}
 
 
-def default_token_path(variables: Mapping[str, str] = os.environ) -> Path:
+def default_token_path() -> Path:
     """Return the path of the user's token: `ray-token` in RUBBERBAND_HOME, or in `~/.rubberband`.
 
     Raises RuntimeError if RUBBERBAND_HOME is not set and this user has no home.
     """
-    home = variables.get("RUBBERBAND_HOME")
+    home = os.environ.get("RUBBERBAND_HOME")
     return (Path(home) if home else Path.home() / ".rubberband").expanduser().resolve() / "ray-token"
 
 

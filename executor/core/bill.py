@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
@@ -430,14 +430,7 @@ class RunSpending:
 
     def with_more(self, coming: Coming, count: int) -> RunSpending:
         """The spending if `count` more instances were asked for."""
-        return RunSpending(
-            cap_usd=self.cap_usd,
-            settled_usd=self.settled_usd,
-            rate_usd_per_s=self.rate_usd_per_s,
-            rate_since=self.rate_since,
-            lines=self.lines,
-            coming=(*self.coming, *[coming] * count),
-        )
+        return replace(self, coming=(*self.coming, *[coming] * count))
 
     def reaches(self, now: float) -> float:
         """Until when all may be held at the reserved prices; before `now` if that is not even now."""

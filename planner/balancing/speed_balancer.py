@@ -80,23 +80,26 @@ class Memoryless(Remembering):
         self.last = self.last * factors
 
 
+_SMOOTHING = 0.2
+"""The paper's factor of exponential smoothing (Table 3)."""
+
+
 class Ema(Remembering):
-    """The exponential moving average of the speeds; the paper's smoothing factor is 0.2 (Table 3)."""
+    """The exponential moving average of the speeds."""
 
     kept = ("looks", "mean")
 
-    def __init__(self, num_workers: int, alpha: float = 0.2) -> None:
+    def __init__(self, num_workers: int) -> None:
         self.looks = 0
-        self._alpha = alpha
         self.mean: Floats = np.full(num_workers, np.nan)
 
     @property
     def noise_share(self) -> float:
-        return averaged(self._alpha, self.looks)
+        return averaged(_SMOOTHING, self.looks)
 
     def observe(self, speeds: Floats, cpu: Floats, memory: Floats) -> None:
         self.looks += 1
-        rate = max(self._alpha, 1.0 / self.looks)
+        rate = max(_SMOOTHING, 1.0 / self.looks)
         mean = np.where(np.isnan(self.mean), speeds, self.mean)
         self.mean = np.where(np.isnan(speeds), mean, mean + rate * (speeds - mean))
 

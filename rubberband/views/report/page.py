@@ -87,17 +87,17 @@ CHARTS = {
 """Charts of a result, in their order: name -> title and note."""
 
 
-def result_charts(result: Result, space: Space = None, forecast: Forecast | None = None) -> dict[str, Figure]:
+def result_charts(result: Result, space: Space = None) -> dict[str, Figure]:
     """Return the charts that have something to show, but for those that take long or have a service to ask:
-    `importance` and `contour`. `forecast`: see `spend`."""
-    drawn = {name: draw() for name, draw in result_drawings(result, space, forecast).items()}
+    `importance` and `contour`."""
+    drawn = {name: draw() for name, draw in result_drawings(result, space).items()}
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
 def result_drawings(
     result: Result, space: Space = None, forecast: Forecast | None = None
 ) -> dict[str, Callable[[], Figure | None]]:
-    """Return the functions that draw the charts of `result_charts`, each by itself."""
+    """Return the functions that draw the charts of `result_charts`, each by itself. `forecast`: see `spend`."""
     return {
         "curves": lambda: learning_curves(result),
         "spend": lambda: spend(result, forecast),
