@@ -61,7 +61,7 @@ class Field:
 
 @dataclass(slots=True)
 class Rest:
-    """What is left of a run, from now on."""
+    """The rest of a run, from now on."""
 
     left_s: float = 0.0
     """Until no trial trains any more."""

@@ -34,7 +34,7 @@ from rubberband.executor import (
 )
 from rubberband.executor.core.bill import bill_usd
 from rubberband.executor.journal.inbox import Inbox, NewTrials
-from rubberband.executor.result.result import jct_s
+from rubberband.executor.result.summary import jct_s
 from rubberband.executor.run.follower import JournalFollower
 from rubberband.executor.sampling import Additions
 from rubberband.spec.experiment import Experiment

@@ -27,7 +27,7 @@ from rubberband.executor import (
     open_store,
     summarise,
 )
-from rubberband.executor.core.state import Artifact
+from rubberband.executor.core.trial_state import Artifact
 from rubberband.executor.training import artifacts
 from rubberband.executor.training.reporting import ARTIFACTS
 from rubberband.executor.training.segment import SegmentArtifact
