@@ -183,7 +183,8 @@ def get_checkpoint(
     path, chunks = _opened(ref)
     kind = "tar" if is_archive(path) else "ckpt"
     name = f"{experiment.name}-trial-{trial.trial}-iterations-{done}.{kind}"
-    headers = {"Content-Disposition": f'attachment; filename="{name}"', "Content-Length": str(ref.size_bytes)}
+    size_bytes = path.stat().st_size  # of its parts together
+    headers = {"Content-Disposition": f'attachment; filename="{name}"', "Content-Length": str(size_bytes)}
     return StreamingResponse(chunks, headers=headers, media_type="application/octet-stream")
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError, StoreAwayError
+from rubberband.executor.checkpoints.folders import join
 from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.files import make_directories, new_file, sync_directory, write_atomically, write_new
 from rubberband.installation import require_driver
@@ -66,7 +67,7 @@ class CheckpointStore(ABC):
         """Write and delete something. Raises InputError with the remedy if that fails."""
 
     def load(self, ref: CheckpointRef) -> bytes:
-        """Return the bytes that `save` wrote, compared by size and SHA-256.
+        """Return the bytes that `save` wrote, without parts, compared by size and SHA-256.
 
         Raises CheckpointLostError if the store is well and they are gone, cannot be read, or have changed;
         StoreAwayError if the store as a whole is away.
@@ -77,10 +78,22 @@ class CheckpointStore(ABC):
 
     @contextmanager
     def file(self, ref: CheckpointRef) -> Iterator[Path]:
-        """Yield a file of those bytes, for as long as it is needed; they are never all in memory.
+        """Yield a file of those bytes, or of all parts joined, for as long as it is needed; never all in memory.
 
         Raises as `load` does, and CheckpointError if this machine has no room for it.
         """
+        with ExitStack() as stack:
+            first, *parts = (stack.enter_context(self.only(each)) for each in ref.files())
+            if parts:
+                joined = stack.enter_context(Scratch()) / "checkpoint"
+                join(first, parts, joined)
+                yield joined
+            else:
+                yield first
+
+    @contextmanager
+    def only(self, ref: CheckpointRef) -> Iterator[Path]:
+        """Yield the file of a checkpoint without its parts."""
         with ExitStack() as stack:
             try:
                 path = stack.enter_context(Scratch()) / "checkpoint"
@@ -119,9 +132,14 @@ class CheckpointStore(ABC):
     def _copy(self, place: str, file: BufferedIOBase) -> None:
         """Write all bytes of a place to a file. Raises CheckpointError."""
 
-    @abstractmethod
     def discard(self, ref: CheckpointRef) -> None:
-        """Delete the checkpoint, if it is there. Raises CheckpointError."""
+        """Delete the checkpoint with its parts, as far as they are there. Raises CheckpointError."""
+        for file in ref.files():
+            self._delete(file)
+
+    @abstractmethod
+    def _delete(self, ref: CheckpointRef) -> None:
+        """Delete a file, if it is there. Raises CheckpointError."""
 
     def tidy(self, kept: Collection[CheckpointRef]) -> None:
         """Delete the checkpoints of this run, whole or begun, that are not among `kept`: a killed driver leaves some.
@@ -138,7 +156,7 @@ class CheckpointStore(ABC):
 
     @abstractmethod
     def holds(self, ref: CheckpointRef) -> bool:
-        """Whether the checkpoint is there, whole or not. Raises CheckpointError if that is not known."""
+        """Whether the checkpoint's own file is there, whole or not. Raises CheckpointError if that is not known."""
 
     @abstractmethod
     def read_mark(self) -> str:
@@ -189,7 +207,7 @@ def reopen_store(url: str, mark: str, known: Sequence[CheckpointRef], run: str =
         store.write_mark(mark)
         present = store.read_mark()
     store = replace(store, mark=present, run=run)
-    probe(store, size_bytes=max((ref.size_bytes for ref in known), default=0))
+    probe(store, size_bytes=max((ref.total_bytes for ref in known), default=0))
     return store
 
 
@@ -299,14 +317,14 @@ class LocalCheckpointStore(CheckpointStore):
             return reference_to(path.as_uri(), draft)
 
     @contextmanager
-    def file(self, ref: CheckpointRef) -> Iterator[Path]:
-        """Yield the checkpoint itself, which no one changes."""
+    def only(self, ref: CheckpointRef) -> Iterator[Path]:
+        """Yield the file itself, which no one changes."""
         path = Path(self._place(ref))
         try:
             with open(path, "rb") as file:
                 check_content(file, ref)
         except OSError:  # the copy tells what that means for the store
-            with CheckpointStore.file(self, ref) as path:
+            with CheckpointStore.only(self, ref) as path:
                 yield path
             return
         yield path
@@ -319,7 +337,7 @@ class LocalCheckpointStore(CheckpointStore):
             why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror or error}"
             raise CheckpointError(f"the checkpoint {place} {why}") from error
 
-    def discard(self, ref: CheckpointRef) -> None:
+    def _delete(self, ref: CheckpointRef) -> None:
         path = Path(self._place(ref))
         try:
             path.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints.scratch import Scratch
@@ -30,12 +30,19 @@ FORMAT = 1
 MANIFEST = "rubberband-manifest.json"
 _FILES = "files/"
 _CHUNK_BYTES = 2**20
+_LISTED = ("format", "folders", "links", "files", "inherited")
+"""Keys of a manifest that describe its own archive."""
 _TRIES = 5
 _PAUSE_S = 0.05
 """After the first try; twice as long after each further one."""
 Sources = Mapping[str, bytes | Path]
 """Path in the archive -> content of a file, or a folder; empty: the folder is the whole archive."""
 Signature = tuple[tuple[str, int, int, int], ...]
+_Read = TypeVar("_Read")
+
+
+class Rewritten(CheckpointError):
+    """A checkpoint is not kept, as its program has gone on to the next one; no trial has failed."""
 
 
 class _Changed(Exception):
@@ -96,7 +103,7 @@ class FolderCheckpoint:
     # In the checkpoint of a trial its files are kept by path. Another library that pickles it gets their content.
 
     def __getstate__(self) -> list[Mapping[str, bytes]]:
-        return [{entry.path: Path(entry.place).read_bytes() for entry in _walk(str(self.path)) if not entry.is_folder}]
+        return [{entry.path: Path(entry.place).read_bytes() for entry in walk(str(self.path)) if not entry.is_folder}]
 
     def __setstate__(self, state: list[Mapping[str, bytes]]) -> None:
         self._scratch = Scratch()
@@ -111,7 +118,7 @@ class FolderCheckpoint:
 def _copy(folder: Path, to: Path) -> None:
     """Copy a folder; a link is what it leads to."""
     to.mkdir()
-    for entry in _walk(str(folder)):
+    for entry in walk(str(folder)):
         if entry.is_folder:
             (to / entry.path).mkdir()
         else:
@@ -131,34 +138,54 @@ def write_archive(sources: Sources, to: Path, **content: Any) -> None:
 
     A folder that changes meanwhile is read again, a few times. Raises CheckpointError, and leaves none then.
     """
+    try:
+        settled([path for path in sources.values() if isinstance(path, Path)], lambda: _write(sources, to, content))
+    except BaseException:
+        _remove(to)
+        raise
+
+
+def settled(folders: Sequence[Path], read: Callable[[], _Read]) -> _Read:
+    """Return what `read` makes of folders that stay as they are meanwhile. It is called again, a few times.
+
+    Raises CheckpointError.
+    """
     changed = ""
     for number in range(_TRIES):
         if number:
             time.sleep(_PAUSE_S * 2 ** (number - 1))
         try:
-            before = {path: signature(path) for path in sources.values() if isinstance(path, Path)}
-            _write(sources, to, content)
+            before = {path: signature(path) for path in folders}
+            made = read()
             for path, was in before.items():
                 if (now := signature(path)) != was:
                     raise _Changed(str(path / sorted(set(now) ^ set(was))[0][0]))
-            return
+            return made
         except (FileNotFoundError, _Changed) as error:
             changed = str(getattr(error, "filename", None) or error)
-            _remove(to)
-        except BaseException as error:
-            _remove(to)
-            if isinstance(error, OSError):
-                raise CheckpointError(
-                    f"{error.filename or to} cannot be packed: {error.strerror or error}; the checkpoint is not kept"
-                ) from error
-            raise
+        except OSError as error:
+            raise CheckpointError(
+                f"{error.filename or 'its folder'} cannot be packed: {error.strerror or error}; the checkpoint is not "
+                "kept"
+            ) from error
     raise CheckpointError(
         f"{changed} changes while the checkpoint is packed; let the program finish its files before it reports"
     )
 
 
-def unpack(payload: bytes | Path, folder: Path) -> dict[str, Any]:
+def join(first: Path, parts: Sequence[Path], to: Path) -> None:
+    """Write one archive of a checkpoint in parts. Raises CheckpointError, and OSError for a full disk."""
+    with Scratch() as scratch:
+        manifest = unpack(first, scratch / "files", parts)
+        content = {name: value for name, value in manifest.items() if name not in _LISTED}
+        write_archive({"": scratch / "files"}, to, **content)
+
+
+def unpack(payload: bytes | Path, folder: Path, parts: Sequence[Path] = ()) -> dict[str, Any]:
     """Write the files of an archive into a folder, which is empty or not there; return the manifest.
+
+    `parts`: archives of the other machines of its gang. A file that a machine has written counts before one with which it
+    started; the manifest's `inherited` are the latter of the first machine, whose files count first.
 
     Raises CheckpointError for an archive that is cut off or damaged, or has anything but files and folders in
     `folder`, which is left as it was then.
@@ -167,9 +194,10 @@ def unpack(payload: bytes | Path, folder: Path) -> dict[str, Any]:
     draft = folder.with_name(f".{folder.name}.{os.urandom(4).hex()}.new")
     try:
         draft.mkdir()
-        with _opened(payload) as archive:
-            manifest = _manifest(archive)
-            _extract(archive, manifest, draft)
+        manifest = _extracted(payload, draft)
+        written = {file["path"] for file in manifest["files"]} - set(manifest.get("inherited", ()))
+        for part in parts:
+            _add_part(part, draft, written)
         os.rename(draft, folder)
     except BaseException as error:
         shutil.rmtree(draft, ignore_errors=True)
@@ -200,11 +228,11 @@ def signature(folder: Path) -> Signature:
     """Return path, inode, size and time of all in a folder. Raises OSError, or CheckpointError as `pack` does."""
     return tuple(
         (entry.path, entry.status.st_ino, 0 if entry.is_folder else entry.status.st_size, entry.status.st_mtime_ns)
-        for entry in _walk(str(folder))
+        for entry in walk(str(folder))
     )
 
 
-def _walk(
+def walk(
     folder: str, below: str = "", parents: tuple[tuple[int, int], ...] = (), *, top: str | None = None
 ) -> Iterator[_Entry]:
     """Yield the files and folders in a folder, in order; a link is what it leads to.
@@ -231,7 +259,7 @@ def _walk(
             yield _Entry(path, place, os.lstat(place), link)
         elif stat.S_ISDIR(status.st_mode):
             yield _Entry(path, place, status)
-            yield from _walk(place, f"{path}/", (*parents, identity), top=top)
+            yield from walk(place, f"{path}/", (*parents, identity), top=top)
         elif stat.S_ISREG(status.st_mode):
             yield _Entry(path, place, status)
         else:
@@ -260,7 +288,7 @@ def _write(sources: Sources, to: Path, content: Mapping[str, Any]) -> None:
                 continue
             if name:
                 folders.append(name)
-            for entry in _walk(str(source), f"{name}/" if name else "", top=str(source)):
+            for entry in walk(str(source), f"{name}/" if name else "", top=str(source)):
                 if entry.link is not None:
                     links.append({"path": entry.path, "target": entry.link})
                 elif entry.is_folder:
@@ -366,6 +394,30 @@ def _extract(archive: tarfile.TarFile, manifest: Mapping[str, Any], draft: Path)
     _link(manifest["links"], draft)
     if wanted:
         raise CheckpointError(f"the checkpoint lacks the file {shown(next(iter(wanted)))}, which its manifest lists")
+
+
+def _extracted(payload: bytes | Path, draft: Path) -> dict[str, Any]:
+    with _opened(payload) as archive:
+        manifest = _manifest(archive)
+        _extract(archive, manifest, draft)
+    return manifest
+
+
+def _add_part(part: Path, draft: Path, written: set[str]) -> None:
+    """Add the files of another machine's archive, but those that are `written`."""
+    there = draft.with_name(f"{draft.name}.part")
+    there.mkdir()
+    try:
+        manifest = _extracted(part, there)
+        for path in manifest["folders"]:
+            (draft / path).mkdir(parents=True, exist_ok=True)
+        for path in (entry["path"] for entry in (*manifest["files"], *manifest["links"])):
+            if path not in written:
+                (draft / path).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(there / path, draft / path)
+                written.add(path)
+    finally:
+        shutil.rmtree(there, ignore_errors=True)
 
 
 def _link(links: Sequence[Mapping[str, str]], draft: Path) -> None:

@@ -93,7 +93,7 @@ class ObjectStore(CheckpointStore):
         except FileNotFoundError as error:
             raise CheckpointError(f"the checkpoint {error} is missing") from error
 
-    def discard(self, ref: CheckpointRef) -> None:
+    def _delete(self, ref: CheckpointRef) -> None:
         self.folder.delete(self._place(ref))
 
     def _remove_others(self, part: str, kept: Collection[str]) -> None:

@@ -57,6 +57,17 @@ class CheckpointRef:
     digest: str
     """SHA-256 of the file, in hexadecimal."""
     size_bytes: int
+    parts: tuple[CheckpointRef, ...] = ()
+    """Files that other workers of the gang saved of the same state; it is whole with all of them."""
+
+    def files(self) -> tuple[CheckpointRef, ...]:
+        """Return it and its parts: all that it has in the checkpoint store."""
+        return self, *self.parts
+
+    @property
+    def total_bytes(self) -> int:
+        """The bytes of all its files."""
+        return sum(file.size_bytes for file in self.files())
 
 
 # Events

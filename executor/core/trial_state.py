@@ -156,7 +156,7 @@ class TrialState:
 
     def files(self) -> Iterator[CheckpointRef]:
         """Yield all that it has in the checkpoint store: checkpoints and artifacts."""
-        yield from (checkpoint for checkpoint, _ in self.kept())
+        yield from (file for checkpoint, _ in self.kept() for file in checkpoint.files())
         yield from (artifact.file for artifact in self.artifacts.values())
 
     def kept(self) -> Iterator[tuple[CheckpointRef, int]]:

@@ -55,7 +55,7 @@ class StoreWatch:
         """
         for event in events:
             if isinstance(event, TrialReported) and event.checkpoint is not None:
-                self._probe_bytes = max(self._probe_bytes, event.checkpoint.size_bytes)
+                self._probe_bytes = max(self._probe_bytes, event.checkpoint.total_bytes)
             elif isinstance(event, CheckpointLost) or (isinstance(event, TrialFailed) and event.kind == "checkpoint"):
                 probe(self._store, event.trial, self._probe_bytes)
 

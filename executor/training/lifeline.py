@@ -23,10 +23,12 @@ _NAMED_S = 5.0
 """The longest time for a connection to say whose it is."""
 _FAREWELL = b"farewell"
 _MOST_BYTES = 2000
+_END = b"\0"
+"""End of a message that is not the last one."""
 
 
 class Lifeline:
-    """One worker's connections: to rank 0, or to all others. Each carries one message in each direction, or none."""
+    """One worker's connections: to rank 0, or to all others. The last message of each says why it ends."""
 
     def __init__(self, rank: int, lines: Mapping[int, socket.socket], on_loss: Callable[[], None]) -> None:
         """`on_loss` is called once, in a thread, when another worker failed or is gone; `broken` says why by then."""
@@ -35,8 +37,9 @@ class Lifeline:
         """Whether another worker has left in order."""
         self._rank = rank
         self._lines = dict(lines)
+        self._messages: list[tuple[int, str]] = []
         self._on_loss = on_loss
-        self._mutex = threading.Lock()
+        self._mutex, self._sending = threading.Lock(), threading.Lock()
         self._is_over = False
         _open.add(self)
         self._thread = threading.Thread(target=self._watch, name="rubberband life line", daemon=True)
@@ -49,6 +52,20 @@ class Lifeline:
                 return
             self._is_over = True
         self._send(f"worker {self._rank} failed: {line}".encode()[:_MOST_BYTES])
+
+    def tell(self, rank: int, message: str) -> None:
+        """Send a worker at the other end of a line a message, which it takes by `message_of`."""
+        with self._sending:
+            _quietly(lambda: self._lines[rank].sendall(message.encode() + _END))
+
+    def message_of(self, rank: int, start: str = "") -> str | None:
+        """Return the rest of that worker's next message with that start, if there is one."""
+        with self._mutex:
+            for place, (sender, message) in enumerate(self._messages):
+                if sender == rank and message.startswith(start):
+                    del self._messages[place]
+                    return message.removeprefix(start)
+        return None
 
     def leave(self) -> None:
         """Leave in order: the others lose nothing."""
@@ -79,7 +96,12 @@ class Lifeline:
             while selector.get_map():
                 for key, _ in selector.select():
                     rank, said = key.data
-                    if not _hear(self._lines[rank], said):
+                    is_open = _hear(self._lines[rank], said)
+                    *messages, rest = bytes(said).split(_END)
+                    with self._mutex:
+                        self._messages += [(rank, message.decode()) for message in messages]
+                    said[:] = rest
+                    if not is_open:
                         selector.unregister(key.fileobj)
                         self._end_of(rank, bytes(said))
 
@@ -96,7 +118,8 @@ class Lifeline:
 
     def _send(self, message: bytes) -> None:
         for line in self._lines.values():
-            _quietly(lambda line=line: (line.sendall(message), line.shutdown(socket.SHUT_WR)))  # type: ignore[misc]
+            with self._sending:
+                _quietly(lambda line=line: (line.sendall(message), line.shutdown(socket.SHUT_WR)))  # type: ignore[misc]
 
 
 class Peers:

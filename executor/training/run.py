@@ -7,15 +7,17 @@ import gc
 import logging
 import sys
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from rubberband.errors import CheckpointError, EntrypointError
 from rubberband.executor.checkpoints import CheckpointStore, Payload
+from rubberband.executor.checkpoints.folders import Rewritten
 from rubberband.executor.checkpoints.scratch import on_machine
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.training import failures
@@ -143,8 +145,10 @@ def _train(
 ) -> Iterator[SegmentStarted | SegmentRepeated | SegmentReport | SegmentArtifact]:
     runner = make_runner(entrypoint, segment, resources)
     resources.append(runner)
+    runner.save = partial(store.save, segment.trial)
     with _checkpoint(segment, store, runner) as held:
         saved = runner.begin(held)
+    reports.begin(runner.parts, saved)
     is_first = segment.rank == 0
     started = iter([SegmentStarted()] if is_first else [])
     if not runner.compiles:
@@ -156,7 +160,7 @@ def _train(
     for iterations in range(segment.from_iterations + 1, segment.until_iterations + 1):
         metrics = yield from _iterate(runner, iterations, reports, started)
         is_last = iterations == segment.until_iterations or runner.ended
-        saves = is_last or runner.saves_after(iterations)
+        saves = is_last or (runner.saves_after(iterations) and not (runner.skips and reports.is_writing))
         if is_first:
             yield from artifacts.new(iterations)
             payload: Payload | None = None
@@ -165,6 +169,8 @@ def _train(
                 payload = runner.dump(iterations, metrics, is_last=is_last)
                 saved = runner.saved_iterations(iterations)
             reports.add(_report(runner, iterations, metrics, saved), payload)
+        elif saves:
+            runner.dump_part(iterations, is_last=is_last)
         if is_last:
             # Before the last report, after which a backend may close this iterator without walking to its end.
             reports.wait()
@@ -195,14 +201,22 @@ def _checkpoint(segment: Segment, store: CheckpointStore, runner: Runner) -> Ite
     if segment.checkpoint is None:
         yield None
         return
+    with ExitStack() as stack:
+        files = [stack.enter_context(_file(segment, store, runner, ref)) for ref in segment.checkpoint.files()]
+        runner.parts_held = [Path(part) for part in files[1:] if isinstance(part, Path)]
+        yield files[0]
+
+
+@contextlib.contextmanager
+def _file(segment: Segment, store: CheckpointStore, runner: Runner, ref: CheckpointRef) -> Iterator[bytes | Path]:
     if runner.maps and segment.num_workers > segment.num_instances:
-        with on_machine(store, segment.checkpoint) as found:
+        with on_machine(store, ref) as found:
             yield found
     elif runner.by_path:
-        with store.file(segment.checkpoint) as found:
+        with store.only(ref) as found:
             yield found
     else:
-        yield store.load(segment.checkpoint)
+        yield store.load(ref)
 
 
 def _iterate(
@@ -251,7 +265,19 @@ class Reports:
         self._store = store
         self._trial = trial
         self._waiting: deque[tuple[SegmentReport, Future[CheckpointRef] | None]] = deque()
+        self._parts: Callable[[], tuple[CheckpointRef, ...]] = tuple
+        self._saved = 0
+        """Iterations that the latest durable checkpoint holds."""
         self._writer: ThreadPoolExecutor | None = None
+
+    def begin(self, parts: Callable[[], tuple[CheckpointRef, ...]], saved: int) -> None:
+        """Say how the parts that other workers save are asked for, and how many iterations are saved."""
+        self._parts, self._saved = parts, saved
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is not durable yet."""
+        return any(written is not None and not written.done() for _, written in self._waiting)
 
     def add(self, report: SegmentReport, payload: Payload | None) -> None:
         """Append a report, and begin to write its checkpoint, if it has one."""
@@ -260,7 +286,7 @@ class Reports:
             return
         if self._writer is None:
             self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rubberband checkpoint")
-        written = self._writer.submit(self._store.save, self._trial, report.iterations, payload)
+        written = self._writer.submit(self._write, report.iterations, payload)
         self._waiting.append((report, written))
 
     def ready(self) -> Iterator[SegmentReport]:
@@ -292,4 +318,14 @@ class Reports:
 
     def _next(self) -> SegmentReport:
         report, written = self._waiting.popleft()
-        return report if written is None else replace(report, checkpoint=written.result())
+        with suppress(Rewritten):
+            if written is not None:
+                report = replace(report, checkpoint=written.result())
+                self._saved = report.iterations if report.saved_iterations is None else report.saved_iterations
+        if report.checkpoint is None:
+            report = replace(report, saved_iterations=self._saved)
+        return report
+
+    def _write(self, iterations: int, payload: Payload) -> CheckpointRef:
+        saved = self._store.save(self._trial, iterations, payload)
+        return replace(saved, parts=self._parts())

@@ -9,7 +9,7 @@ import pickle
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -34,6 +34,7 @@ from rubberband.executor.training.worker_process import ThreadSwitches, release_
 from rubberband.units import counted
 
 if TYPE_CHECKING:
+    from rubberband.executor.core.events import CheckpointRef
     from rubberband.executor.training.entrypoint import Entrypoint
 
 
@@ -51,6 +52,12 @@ class Runner(ABC):
     """Whether `restore` takes a file with the checkpoint too, and keeps no more than it needs of it in memory."""
     by_path: ClassVar[bool] = False
     """Whether it is given a file even where no other worker needs it: the checkpoint may be a folder of any size."""
+    skips: ClassVar[bool] = False
+    """Whether a checkpoint is left out while the one before is still on its way to the store."""
+    parts_held: Sequence[Path] = ()
+    """Files of the parts of the checkpoint that `begin` continues from, which other workers saved."""
+    save: Callable[[int, Payload], CheckpointRef]
+    """Saves a part of the checkpoint after some iterations, on other ranks than 0. Raises CheckpointError."""
     ended: bool = False
     """Whether the trial has ended by itself with its latest iteration; the same on every rank of a gang."""
     repeated: int = 0
@@ -103,6 +110,16 @@ class Runner(ABC):
 
         It may be written by another thread, before the next `dump`.
         """
+
+    def dump_part(self, iterations: int, *, is_last: bool = False) -> None:  # noqa: B027 - optional hook
+        """Save this worker's part of the checkpoint, called on the other ranks while rank 0 calls `dump`."""
+
+    def parts(self) -> tuple[CheckpointRef, ...]:
+        """Return what the other ranks saved of the latest `dump`, once they have; asked by the thread that writes it.
+
+        Raises CheckpointError, and GangBroken if one of them is lost.
+        """
+        return ()
 
     def meet(self) -> None:  # noqa: B027 - optional hook
         """Wait for rank 0 after a checkpoint: it may have waited for the store."""

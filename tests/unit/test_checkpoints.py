@@ -23,7 +23,9 @@ from rubberband.cloud.aws.s3 import S3Folder
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError, StoreAwayError
 from rubberband.executor import CheckpointStore, checkpoints, make_store, open_store
 from rubberband.executor.checkpoints import MARK, reopen_store
+from rubberband.executor.checkpoints.folders import unpack, write_archive
 from rubberband.executor.checkpoints.objects import ObjectStore
+from rubberband.executor.core.events import CheckpointRef
 from tests.builders.power_cut import PowerCut
 
 Opener = Callable[[Path], CheckpointStore]
@@ -131,6 +133,32 @@ def test_a_discarded_checkpoint_is_gone_and_may_be_discarded_again(store):
     with pytest.raises(CheckpointError, match="missing"):
         store.load(ref)
     assert store.load(other) == b"y"
+
+
+def test_a_checkpoint_in_parts_is_one_archive_and_goes_as_a_whole(store, tmp_path):
+    def saved(name: str, files: dict[str, bytes], **content: Any) -> CheckpointRef:
+        (folder := tmp_path / name).mkdir()
+        for path, text in files.items():
+            (folder / path).parent.mkdir(exist_ok=True)
+            (folder / path).write_bytes(text)
+        return store.save(3, 12, lambda to: write_archive({"": folder}, to, **content))
+
+    first = saved("first", {"both": b"1", "own": b"1", "step/old": b"1"}, kind="program", inherited=["step/old"])
+    second = saved("second", {"both": b"2", "step/old": b"2", "step/new": b"2"})
+    third = saved("third", {"step/new": b"3", "else": b"3"})
+    whole = replace(first, parts=(second, third))
+    assert whole.total_bytes == sum(each.size_bytes for each in (first, second, third))
+    with store.file(whole) as path:
+        manifest = unpack(path, tmp_path / "there")
+    assert (manifest["kind"], "inherited" in manifest) == ("program", False)
+    files = {str(path.relative_to(tmp_path / "there")) for path in (tmp_path / "there").rglob("*") if path.is_file()}
+    found = {name: (tmp_path / "there" / name).read_bytes() for name in files}
+    assert found == {"both": b"1", "own": b"1", "step/old": b"2", "step/new": b"2", "else": b"3"}
+    store.discard(third)
+    with pytest.raises(CheckpointLostError), store.file(whole):
+        pass
+    store.discard(whole)
+    assert not any(store.holds(each) for each in whole.files())
 
 
 def test_a_reference_to_other_bytes_is_refused(store):

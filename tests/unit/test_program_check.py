@@ -599,14 +599,13 @@ def test_a_distributed_function_is_compared_on_two_workers(here: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        (TRAINS.format(save=SAVES), "gang: on two workers, 2 workers trained each on its own: call"),
+        (
+            TRAINS.format(save=f"time.sleep(0.5); {SAVES}"),
+            "gang: on two workers, 2 workers trained each on its own: call",
+        ),
         (
             "import os\nif os.environ['RANK'] != '0': raise SystemExit('no data')" + MEETS + TRAINS.format(save=SAVES),
             "no data",
-        ),
-        (
-            MEETS + TRAINS.format(save="(out / f'__{rank}_0.distcp').write_text('x') if rank else " + SAVES),
-            "gang: on two workers, worker 1 saves __1_0.distcp, a part of a sharded checkpoint",
         ),
     ],
 )
@@ -615,15 +614,58 @@ def test_a_gang_that_cannot_train_is_a_problem(source: str, problem: str) -> Non
     assert problem in found.line
 
 
+SHARDS = (
+    LOADS
+    + MEETS
+    + """
+saved = sorted(path.name for path in out.glob("part-*"))
+{loads}
+def barrier():
+    if size > 1:
+        peer = listener.accept()[0] if rank == 0 else socket.create_connection(address)
+        peer.sendall(b"x"), peer.recv(1)
+for epoch in range(done + 1, 9):
+    barrier()
+    (out / f"part-{{rank}}").write_text(str(epoch))
+    if rank == 0:
+        (out / "n").write_text(str(epoch))
+    barrier()
+    rubberband.report({{"loss": {loss}}})
+"""
+)
+"""Each rank saves a part of its own."""
+
+
 @pytest.mark.by_default(1)
-@pytest.mark.parametrize("name", ["__0_0.distcp", "global_step1/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"])
-def test_a_sharded_checkpoint_of_a_gang_is_a_problem(name: str) -> None:
-    saves = f"p = pathlib.Path(sys.argv[1], '{name}'); p.parent.mkdir(exist_ok=True); p.write_text('part'); {SAVES}"
-    source = LOADS + TRAINS.format(save=saves)
-    [found] = checked(source, "python train.py ${checkpoint} ${lr}", most=2).problems
-    assert f"the program saves {Path(name).name}, a part of a sharded checkpoint" in found.line
-    assert "full_state_dict=True" in found.line
-    assert checked(source, "python train.py ${checkpoint} ${lr}").problems == ()
+@pytest.mark.parametrize(
+    ("loads", "loss", "problem", "remark"),
+    [
+        ("", "1 / epoch", None, None),
+        (
+            "if done == 2 and len(saved) != size: raise ValueError(f'{len(saved)} parts for {size} workers')",
+            "1 / epoch",
+            "gang: one worker from what two saved, ValueError: 2 parts for 1 workers (",
+            None,
+        ),
+        (
+            "",
+            "(1 if epoch < 3 else size) / epoch",
+            None,
+            "from what two workers saved, one reports loss=0.333333 and two 0.666667: divide the batch by WORLD_SIZE",
+        ),
+    ],
+)
+def test_a_start_of_any_size_loads_what_two_workers_saved(
+    loads: str, loss: str, problem: str | None, remark: str | None
+) -> None:
+    source = SHARDS.format(loads=loads, loss=loss)
+    report = checked(source, "python train.py ${checkpoint} ${lr}", most=2)
+    assert [problem and problem in each.line for each in report.problems] == ([True] if problem else [])
+    assert [remark and remark in each for each in report.remarks] == ([True] if remark else [])
+    if problem:
+        assert "let a start load what any number of workers saved, or give resources.gpus_per_trial one number" in (
+            report.problems[0].line
+        )
 
 
 def test_a_metric_of_the_loaded_checkpoint_without_a_number_gets_a_remark() -> None:

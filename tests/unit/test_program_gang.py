@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from rubberband.executor import CheckpointStore, Entrypoint, TrialFailure, run_segment, worker_process
+from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.executor.training import reporting
 from rubberband.executor.training.lifeline import connected
 from rubberband.executor.training.programs import runner as command_runner
@@ -41,10 +42,12 @@ def place_of(rank: int, answer: Any) -> Place:
     """The place that a worker takes which gets this answer from rank 0."""
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as other:
         rendezvous = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
-        joined = other.submit(ProgramGang.join, replace(SEGMENT, rank=rank, num_workers=4, rendezvous=rendezvous))
+        joined = other.submit(
+            ProgramGang.join, replace(SEGMENT, rank=rank, num_workers=4, rendezvous=rendezvous), Path("/own")
+        )
         line, _ = listener.accept()
         assert int(line.recv(4)) == rank
-        assert said(line).keys() == {"machine", "gpus"}
+        assert said(line).keys() == {"machine", "gpus", "folder"}
         say(line, answer)
         gang = joined.result()
     gang.close()
@@ -61,9 +64,9 @@ def test_workers_that_come_in_any_order_have_their_places_and_the_gpus_of_their_
         port = worker_process.reserve_port()
         lines = {rank: connected("127.0.0.1", port, rank, 5.0)[0] for rank in (3, 1, 2)}
         for rank, line in lines.items():
-            say(line, {"machine": machine_of(rank), "gpus": GPUS[rank]})
+            say(line, {"machine": machine_of(rank), "gpus": GPUS[rank], "folder": f"/{rank}"})
         segment = replace(SEGMENT, num_workers=4, rendezvous=f"tcp://127.0.0.1:{port}", device="cuda")
-        gang, answer = ProgramGang.join(segment), said(lines[2])
+        gang, answer = ProgramGang.join(segment, Path("/0")), said(lines[2])
         for line in lines.values():
             line.close()
         gang.close()
@@ -71,9 +74,10 @@ def test_workers_that_come_in_any_order_have_their_places_and_the_gpus_of_their_
 
     here = meet(lambda rank: "elsewhere")[1]["workers"][0][0]
     gang, answer = meet(lambda rank: "elsewhere" if rank % 2 else here)
-    assert answer["workers"] == [["elsewhere" if rank % 2 else here, GPUS[rank]] for rank in range(4)]
+    assert answer["workers"] == [["elsewhere" if rank % 2 else here, GPUS[rank], f"/{rank}"] for rank in range(4)]
     places = [gang.place, *(place_of(rank, answer) for rank in (1, 2, 3))]
     assert [place.gpus for place in places] == ["10,0", "9,3", "10,0", "9,3"]
+    assert [place.folder for place in places] == ["/0", "/1", "/0", "/1"], "that of the first worker on the machine"
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE")
     found = [[place.variables("run")[name] for name in names] for place in places]
     assert found == [
@@ -106,7 +110,8 @@ def test_a_program_whose_collective_breaks_as_rank_0_ends_in_order_has_not_faile
     segment = replace(SEGMENT, num_workers=2, rendezvous=f"tcp://127.0.0.1:{worker_process.reserve_port()}")
     with ThreadPoolExecutor(1) as other:
         second = other.submit(lambda: list(run_segment(entrypoint, replace(segment, rank=1), store)))
-        gang = ProgramGang.join(segment)
+        gang = ProgramGang.join(segment, tmp_path)
+        (tmp_path / "checkpoint").mkdir()  # of the machine
         eventually((tmp_path / "guard").exists, "the program")
         guard = Path("/proc", (tmp_path / "guard").read_text().strip())
         eventually(lambda: not guard.exists(), "the end of the program, which its worker has seen")
@@ -120,7 +125,16 @@ def test_the_word_of_a_gang_counts_with_any_variables_of_its_worker(
     launch: Any, rank: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place(
-        rank=0, size=2, local_rank=0, local_size=2, machine=0, machines=1, address="10.0.0.1", port=4711, gpus="10,0"
+        rank=0,
+        size=2,
+        local_rank=0,
+        local_size=2,
+        machine=0,
+        machines=1,
+        address="10.0.0.1",
+        port=4711,
+        gpus="10,0",
+        folder="",
     )
     own = place.variables("rubberband-4-1") if launch == "worker" else place.address_variables()
     own |= {"CUDA_VISIBLE_DEVICES": "10,0", "PYTHONUNBUFFERED": "1"}
@@ -145,9 +159,14 @@ def test_the_word_of_a_gang_counts_with_any_variables_of_its_worker(
         go_on = end
 
     monkeypatch.setattr(command_runner, "GuardedProcess", Started)
+    scratch = Scratch()
+    place = replace(place, folder=str(scratch.path))
+    (scratch.path / "checkpoint").mkdir()
     gang: Any = SimpleNamespace(place=place, check=lambda: None, has_formed=lambda: True, broken="", is_over=True)
     program = ProgramCommand(words=("true",), metrics=Metrics(source="stdout"), launch=launch, rank=rank)
-    runner = command_runner.CommandRunner(program, replace(SEGMENT, num_workers=2), str(tmp_path), gang, Environment())
+    runner = command_runner.CommandRunner(
+        program, replace(SEGMENT, num_workers=2), str(tmp_path), gang, Environment(), scratch
+    )
     with pytest.raises(TrialFailure, match="without a report"):
         list(runner.steps(1))
     runner.close()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.checkpoints.folders import read_manifest
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT, CheckpointRef
 from rubberband.executor.training import restarts
 from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault
@@ -47,12 +48,12 @@ _SAME = 1e-3
 _NOISE = 3.0
 """Times the difference between two runs on one worker that two workers may differ by."""
 _TWICE = 0.02
+_FIXED = "; let a start load what any number of workers saved, or give resources.gpus_per_trial one number"
 
 
 class ProgramCheck:
     """Goes through the steps of a program, and adds to the findings."""
 
-    _shard: str | None = None
     _first: Trained
     _before: Mapping[str, int] | None
     _after_first: Mapping[str, int] | None
@@ -85,8 +86,6 @@ class ProgramCheck:
                 seen, checkpoint, saved = self._started(segment, store)
                 self._after_first = own_files.files_in(folder)
                 later = replace(segment, from_iterations=saved, until_iterations=saved + 1, checkpoint=checkpoint)
-                if self._shard is not None and self._order.max_gpus > 1:
-                    self._found.problems.append(TrialFault(line=f"the {self._found.kind} saves {self._shard}"))
                 again = self._restarted(later, store, seen) if checkpoint is not None else seen[0]
                 if checkpoint is None and segment.max_iterations != 1:
                     self._afresh(seen)
@@ -142,8 +141,7 @@ class ProgramCheck:
                 payload = runner.dump(done, seen[-1], is_last=True)
                 if saved > 0:
                     checkpoint = store.save(segment.trial, done, payload)
-                    self._found.checkpoint_bytes = checkpoint.size_bytes
-                    self._shard = runner.shard()
+                    self._found.checkpoint_bytes = checkpoint.total_bytes
             if goes_on and (done == 1 or saved == done):
                 goes_on = self._next(runner, segment, seen)
             command = self._entrypoint.command
@@ -292,20 +290,53 @@ class ProgramCheck:
             return
         saved, metric, remark = segment.from_iterations, segment.metric, None
         with self._step("gang"):
-            train = partial(run_segment, self._entrypoint, store=store)
-            runs = train_side_by_side(train, gang_of(segment, 2), limit_s=_GANG_LIMIT_S)
-        if (failure := failure_of(runs)) is not None:
-            self._found.problems.append(TrialFault(line=f"gang: on two workers, {failure.message}"))
+            reports = self._gang(segment, store, 2, "on two workers")
+        if reports is None:
             return
-        two = next((item.metrics for item in runs[0].items if isinstance(item, SegmentReport)), None)
-        if two is None:
+        if not reports:
             remark = f"a gang of two workers was not compared with one: it takes more than {_GANG_LIMIT_S:g} s"
         else:
             before = seen[saved].get(metric) if 0 < saved < len(seen) else None
-            remark = _of_gang(metric, one[metric], two[metric], before)
+            remark = _of_gang(metric, one[metric], reports[0].metrics[metric], before)
+            self._resize(segment, store, reports[0])
         if remark is not None:
             self._found.remarks.append(remark)
             self._found.seconds.pop("gang")
+
+    def _resize(self, segment: Segment, store: CheckpointStore, saved: SegmentReport) -> None:
+        """Go on from a checkpoint that each of two workers has a part of, on one worker and on two.
+
+        Where worker 0 saves all, it is as what one worker saves, which was tried.
+        """
+        assert segment.checkpoint is not None
+        parts = _names(store, saved.checkpoint) - _names(store, segment.checkpoint)
+        if not parts or saved.checkpoint is None or saved.iterations == segment.max_iterations:
+            return
+        done = saved.iterations
+        later = replace(segment, from_iterations=done, until_iterations=done + 1, checkpoint=saved.checkpoint)
+        found = []
+        for size, words in ((1, "one worker"), (2, "two workers")):
+            with self._step("parts"):
+                reports = self._gang(later, store, size, f"{words} from what two saved", _FIXED if size == 1 else "")
+            if not reports:
+                return
+            found.append(reports[0].metrics[segment.metric])
+        if _relative(*found) > _SAME:
+            self._found.remarks.append(
+                f"from what two workers saved, one reports {segment.metric}={found[0]:.6g} and two {found[1]:.6g}: "
+                "divide the batch by WORLD_SIZE, and load what all of them saved"
+            )
+
+    def _gang(
+        self, segment: Segment, store: CheckpointStore, size: int, words: str, remedy: str = ""
+    ) -> list[SegmentReport] | None:
+        """Return the reports of a gang; None if it failed, which is a problem."""
+        train = partial(run_segment, self._entrypoint, store=store)
+        runs = train_side_by_side(train, gang_of(segment, size), limit_s=_GANG_LIMIT_S)
+        if (failure := failure_of(runs)) is not None:
+            self._found.problems.append(TrialFault(line=f"gang: {words}, {failure.message}{remedy}"))
+            return None
+        return [item for item in runs[0].items if isinstance(item, SegmentReport)]
 
     def _made(
         self,
@@ -350,6 +381,14 @@ def _silenced() -> Iterator[None]:
         os.dup2(kept, 1)
         os.close(kept)
         os.close(nowhere)
+
+
+def _names(store: CheckpointStore, checkpoint: CheckpointRef | None) -> set[str]:
+    """Return the files of a program's checkpoint; none without one."""
+    if checkpoint is None:
+        return set()
+    with store.file(checkpoint) as path:
+        return {file["path"] for file in read_manifest(path)["files"]}
 
 
 def _of_gang(metric: str, one: float, two: float, again: float | None) -> str | None:

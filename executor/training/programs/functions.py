@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.executor.training import reporting
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import FailedInProcess, describe, refused
@@ -30,8 +31,9 @@ _ORDER, _FAILURE = "order", "failure"
 
 def make_runner(entrypoint: Entrypoint, target: Any, segment: Segment, resources: list[Any]) -> FunctionProcessRunner:
     """Return the runner of a function that has a process of its own; what is to be closed is added to `resources`."""
-    resources.append(gang := ProgramGang.join(segment))
-    return FunctionProcessRunner(entrypoint, segment, gang)
+    scratch = Scratch()
+    resources.append(gang := ProgramGang.join(segment, scratch.path))
+    return FunctionProcessRunner(entrypoint, segment, gang, scratch)
 
 
 class FunctionProcessRunner(CommandRunner):
@@ -40,10 +42,10 @@ class FunctionProcessRunner(CommandRunner):
     announces = True
     forks = True
 
-    def __init__(self, entrypoint: Entrypoint, segment: Segment, gang: ProgramGang) -> None:
+    def __init__(self, entrypoint: Entrypoint, segment: Segment, gang: ProgramGang, scratch: Scratch) -> None:
         words = (sys.executable, "-P", "-m", __name__)
         command = ProgramCommand(words=words, name=str(entrypoint))
-        super().__init__(command, segment, os.getcwd(), gang, entrypoint.environment)
+        super().__init__(command, segment, os.getcwd(), gang, entrypoint.environment, scratch)
         # The values of secrets are in the process's environment, and in no file.
         order = (replace(entrypoint, environment=Environment()), segment, list(entrypoint.environment.secrets))
         (self._place / _ORDER).write_bytes(pickle.dumps(order))

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from rubberband.executor.training.worker_process import release_port, take_port
 
 MEET_S = 60.0
 _RETRY_S = 0.05
+_ANSWER_LOOK_S = 0.002
 _MOST_BYTES = 2**20
 _LISTENS = "0A"
 """State of a listening socket in /proc/net/tcp."""
@@ -45,6 +46,8 @@ class Place:
     """Free there."""
     gpus: str | None
     """CUDA_VISIBLE_DEVICES of its program: all GPUs of the gang on its machine. None: as the worker's."""
+    folder: str
+    """That of the first worker on its machine: all programs there have one folder for checkpoints in it."""
 
     def variables(self, run: str) -> dict[str, str]:
         """Return torchrun's variables for this worker's process; `run` names the gang.
@@ -91,25 +94,27 @@ class Place:
         }
 
     @classmethod
-    def alone(cls, gpus: str | None = None) -> Place:
+    def alone(cls, gpus: str | None = None, folder: str = "") -> Place:
         """Return the place of a worker that is the only one."""
-        return _places([_Worker(0, "", gpus)], "127.0.0.1", _free_port())[0]
+        return _places([_Worker(0, "", gpus, folder)], "127.0.0.1", _free_port())[0]
 
 
 class ProgramGang(Peers):
     """This worker's membership; `close` must be called in the end."""
 
-    def __init__(self, place: Place, line: Lifeline | None) -> None:
+    def __init__(self, place: Place, line: Lifeline | None, leaders: Sequence[int] = ()) -> None:
         self.place = place
+        self.leaders = leaders
+        """The first workers of the other machines, if this is rank 0."""
         self._line = line
 
     @classmethod
-    def join(cls, segment: Segment) -> ProgramGang:
-        """Meet the other workers of a segment. Raises GangBroken if one does not come."""
-        mine = _Worker.here(segment)
+    def join(cls, segment: Segment, folder: Path) -> ProgramGang:
+        """Meet the other workers of a segment; `folder`: this worker's own. Raises GangBroken if one does not come."""
+        mine = _Worker.here(segment, folder)
         if segment.num_workers == 1:
             release_port()
-            return cls(Place.alone(mine.gpus), None)
+            return cls(Place.alone(mine.gpus, mine.folder), None)
         assert segment.rendezvous is not None
         found = urlsplit(segment.rendezvous)
         host, port = found.hostname or "", found.port or 0
@@ -118,12 +123,40 @@ class ProgramGang(Peers):
             lines, places = meet(host, port, segment, mine)
         except (OSError, ValueError) as error:
             raise GangBroken(f"the workers did not find each other at {host}: {error}") from error
-        return cls(places[segment.rank], Lifeline(segment.rank, lines, lambda: None))
+        others = [each.rank for each in places if each.local_rank == 0 and each.machine > 0]
+        line = Lifeline(segment.rank, lines, lambda: None)
+        return cls(places[segment.rank], line, others if segment.rank == 0 else ())
 
     @property
     def is_over(self) -> bool:
         """Whether rank 0 has ended the segment in order."""
         return self._line is not None and self._line.has_farewell
+
+    def ask(self, question: str) -> None:
+        """Ask the leaders of the other machines something; called on rank 0."""
+        for rank in self.leaders:
+            assert self._line is not None
+            self._line.tell(rank, question)
+
+    def answers(self, start: str) -> list[str]:
+        """Wait for an answer with that start from each leader; return their rests. Raises GangBroken."""
+        found = dict[int, str]()
+        while len(found) < len(self.leaders):
+            self.check()
+            for rank in set(self.leaders) - found.keys():
+                assert self._line is not None
+                if (answer := self._line.message_of(rank, start)) is not None:
+                    found[rank] = answer
+            time.sleep(_ANSWER_LOOK_S)
+        return [found[rank] for rank in self.leaders]
+
+    def asked(self) -> str | None:
+        """Return rank 0's next question, if there is one."""
+        return None if self._line is None else self._line.message_of(0)
+
+    def answer(self, answer: str) -> None:
+        assert self._line is not None
+        self._line.tell(0, answer)
 
     def leave(self) -> None:
         """Leave in order: rank 0's farewell ends the programs of the others."""
@@ -154,12 +187,13 @@ class _Worker:
     rank: int
     machine: str
     gpus: str | None
+    folder: str
 
     @classmethod
-    def here(cls, segment: Segment) -> _Worker:
+    def here(cls, segment: Segment, folder: Path) -> _Worker:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES") if segment.device == "cuda" else None
-        return cls(segment.rank, f"{socket.gethostname()} {boot} {machine_folder()}", gpus)
+        return cls(segment.rank, f"{socket.gethostname()} {boot} {machine_folder()}", gpus, str(folder))
 
 
 def _places(workers: list[_Worker], address: str, port: int) -> list[Place]:
@@ -182,6 +216,7 @@ def _places(workers: list[_Worker], address: str, port: int) -> list[Place]:
             address=address,
             port=port,
             gpus=",".join(masks) if len(masks) == len(here) else None,
+            folder=here[0].folder,
         )
         found.append(place)
     return found
@@ -198,9 +233,9 @@ def _meet_others(host: str, port: int, segment: Segment, mine: _Worker) -> _Met:
     workers = [mine]
     for rank in sorted(lines):
         found = _read(lines[rank])
-        workers.append(_Worker(rank, found["machine"], found["gpus"]))
+        workers.append(_Worker(rank, found["machine"], found["gpus"], found["folder"]))
     free = _free_port()
-    answer = {"workers": [[worker.machine, worker.gpus] for worker in workers], "port": free}
+    answer = {"workers": [[worker.machine, worker.gpus, worker.folder] for worker in workers], "port": free}
     for line in lines.values():
         _write(line, answer)
     return lines, _places(workers, host, free)
@@ -216,9 +251,9 @@ def _meet_first(host: str, port: int, segment: Segment, mine: _Worker) -> _Met:
             if time.monotonic() >= deadline:
                 raise
             time.sleep(_RETRY_S)
-    _write(lines[0], {"machine": mine.machine, "gpus": mine.gpus})
+    _write(lines[0], {"machine": mine.machine, "gpus": mine.gpus, "folder": mine.folder})
     answer = _read(lines[0])
-    workers = [_Worker(rank, machine, gpus) for rank, (machine, gpus) in enumerate(answer["workers"])]
+    workers = [_Worker(rank, *worker) for rank, worker in enumerate(answer["workers"])]
     return lines, _places(workers, host, answer["port"])
 
 

@@ -17,8 +17,9 @@ from typing import Any
 
 from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import Payload
-from rubberband.executor.checkpoints.folders import pack, unpack
+from rubberband.executor.checkpoints.folders import join, pack, read_manifest, unpack
 from rubberband.executor.checkpoints.scratch import Scratch
+from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import (
     TrainingEnded,
@@ -42,6 +43,7 @@ from rubberband.executor.training.programs.printed import (
     signature,
 )
 from rubberband.executor.training.programs.report_socket import LOOK_S, Reports
+from rubberband.executor.training.programs.saves import Saves
 from rubberband.executor.training.reported import clean_metrics
 from rubberband.executor.training.reporting import CHECKPOINT, CONFIG, LINE
 from rubberband.executor.training.runner import Runner, Steps
@@ -58,7 +60,6 @@ _MOST_LINES = 20
 LONG_S = 30.0
 """An iteration that is ended after more seconds has a line in the trial's log: it may have hung."""
 _FORMED_LOOK_S = 0.1
-_SHARD_LOOK_S = 1.0
 _LATE = 0.1
 """Part of an iteration in which a save belongs to the one before."""
 _EXIT_S = 2.0
@@ -82,34 +83,43 @@ WITHOUT_SANITY_CHECK = {"PL_TRAINER_NUM_SANITY_VAL_STEPS": "0"}
 
 def make_runner(entrypoint: Entrypoint, target: ProgramCommand, segment: Segment, resources: list[Any]) -> Runner:
     """Return the runner of a program; what is to be closed is added to `resources`."""
-    resources.append(gang := ProgramGang.join(segment))
-    return CommandRunner(target, segment, entrypoint.search_path[0], gang, entrypoint.environment)
+    scratch = Scratch()  # that of a killed worker goes with the next one
+    resources.append(gang := ProgramGang.join(segment, scratch.path))
+    return CommandRunner(target, segment, entrypoint.search_path[0], gang, entrypoint.environment, scratch)
 
 
 class CommandRunner(Runner):
     """Runs a command; every report, or every line with the metric, is one iteration. Rank 0's count."""
 
-    maps = True
+    maps = by_path = skips = True
     announces = False
     """Whether the process says when its start is over; it counts as over at once otherwise."""
     forks = False
     """Whether it may be forked off a process that has its imports."""
 
     def __init__(
-        self, command: ProgramCommand, segment: Segment, folder: str, gang: ProgramGang, environment: Environment
+        self,
+        command: ProgramCommand,
+        segment: Segment,
+        folder: str,
+        gang: ProgramGang,
+        environment: Environment,
+        scratch: Scratch,
     ) -> None:
-        """`folder`: that of its process; `environment`: its secrets are masked in failures."""
+        """`folder`: that of its process; `environment`: its secrets are masked in failures; `scratch`: its files."""
         self._command, self._segment, self._folder, self._gang = command, segment, folder, gang
         self._masked = environment.masked
         self._variables = {name: value for name, value in environment.variables.items() if "${" in value}
         """Variables that are filled when the program starts."""
-        self._scratch = Scratch()  # that of a killed worker goes with the next one
-        self._place = self._scratch.path
-        self._checkpoint = self._place / "checkpoint"
-        self._checkpoint.mkdir()
+        self._scratch, self._place = scratch, scratch.path
+        self._checkpoint = Path(gang.place.folder) / "checkpoint"
+        """Folder of all programs of the gang on this machine."""
+        self._is_first_here = gang.place.local_rank == 0
+        self._packed = self._place / "packed"
+        """The checkpoint with which this segment began."""
+        self._saves = Saves(gang, self._checkpoint, self._place / "saved")
         self._state_iterations = 0
         """Iterations that the files of the latest checkpoint hold."""
-        self._packed = self._place / "packed"
         self.counting = Counting(segment.metric)
         self._started_with = 0
         """Iterations in the files with which the program is started."""
@@ -138,17 +148,23 @@ class CommandRunner(Runner):
         self._formed_look_at = 0.0
 
     def begin(self, payload: bytes | Path | None) -> int:
-        if payload is None:
+        if payload is None and self._is_first_here:
+            self._checkpoint.mkdir()
             pack(self._checkpoint, self._packed, iterations=0, metrics={})
-        return super().begin(payload)
+        held = super().begin(payload)
+        while not self._checkpoint.is_dir():  # the machine's first worker unpacks the files
+            self._gang.check()
+            time.sleep(LOOK_S)
+        if self._is_first_here:
+            self._saves.begin()
+        return held
 
     def restore(self, payload: bytes | Path) -> int:
         """Unpack the program's folder; return the iterations that it holds."""
-        if isinstance(payload, bytes):
-            self._packed.write_bytes(payload)
-        else:
-            shutil.copyfile(payload, self._packed)
-        manifest = unpack(payload, self._checkpoint)
+        if self._segment.rank == 0:
+            self._keep(payload)
+        here = self._is_first_here
+        manifest = unpack(payload, self._checkpoint, self.parts_held) if here else read_manifest(payload)
         held: int = manifest["iterations"]
         if held > self._segment.from_iterations:
             raise CheckpointError(
@@ -159,6 +175,15 @@ class CommandRunner(Runner):
             self.counting.restore(manifest["counting"])
             self._took_s = manifest["took_s"]
         return held
+
+    def _keep(self, payload: bytes | Path) -> None:
+        """Keep the checkpoint with which this segment begins, for a segment in which the program saves nothing."""
+        if isinstance(payload, bytes):
+            self._packed.write_bytes(payload)
+        elif self.parts_held:
+            join(payload, self.parts_held, self._packed)
+        else:
+            shutil.copyfile(payload, self._packed)
 
     def saved_iterations(self, iterations: int) -> int:
         return self._state_iterations
@@ -182,12 +207,9 @@ class CommandRunner(Runner):
 
     def _follow(self) -> Iterator[None]:
         """Wait until rank 0 ends the segment, and end this worker's program then."""
-        look_at = 0.0
         while not self._gang.is_over:
             self._gang.check()
-            if time.monotonic() >= look_at:  # a folder may have many files
-                self._require_whole()
-                look_at = time.monotonic() + _SHARD_LOOK_S
+            self._saves.answer(self.save)
             code = None if self._program is None else self._program.poll()
             if code:
                 failure = self._failure(code)
@@ -196,13 +218,8 @@ class CommandRunner(Runner):
                 raise failure
             yield
             time.sleep(LOOK_S)
-        self._require_whole()  # of an iteration that took no longer than a look
         if self._program is not None:
             self._program.end()
-
-    def _require_whole(self) -> None:
-        if (shard := self.shard()) is not None:
-            raise refused(f"worker {self._segment.rank} saves {shard}")
 
     def _reported(self) -> Steps:
         """Wait for a report; the program waits for the next step then."""
@@ -224,19 +241,6 @@ class CommandRunner(Runner):
         if given is not None or (self._has_new_files() and not self._saved_late(began)):
             self._take(self._iteration, metrics, self._checkpoint if given is None else Path(self._folder, given))
         return metrics  # type: ignore[no-any-return]
-
-    def shard(self) -> str | None:
-        """Return what is wrong with a checkpoint whose parts are on several workers; None if nothing is."""
-        if self._command.launch == "machine" and self._segment.rank == 0:  # all of its ranks write into one folder
-            return None
-        for kind in ("*.distcp", "*zero_pp_rank_*"):  # of torch.distributed.checkpoint and DeepSpeed
-            if (found := next(self._checkpoint.rglob(kind), None)) is not None:
-                return (
-                    f"{found.name}, a part of a sharded checkpoint, and of a gang's checkpoint the files of worker 0 "
-                    "alone are kept: save the whole state on rank 0 (full_state_dict=True), or set "
-                    "resources.gpus_per_trial.max to 1"
-                )
-        return None
 
     def _saved_late(self, began: float) -> bool:
         """Whether the program has saved right after the report before.
@@ -330,25 +334,19 @@ class CommandRunner(Runner):
 
     def _take(self, iteration: int, metrics: Mapping[str, Any], folder: Path) -> None:
         """Keep the files of a folder as the checkpoint after an iteration."""
-        draft = self._place / "draft"
         took_s = 0.0 if self._printed is None else self._printed.took_s
         kept = {"counting": self.counting.kept(), "took_s": took_s}
-        pack(folder, draft, iterations=iteration, metrics=_numbers_of(metrics), **kept)
-        draft.replace(self._packed)
+        self._saves.take(folder, kind="program", iterations=iteration, metrics=_numbers_of(metrics), **kept)
         self._state_iterations, self._has_news = iteration, True
 
     def dump(self, iterations: int, metrics: Mapping[str, float], *, is_last: bool = False) -> Payload:
         if is_last and self._state_iterations == 0 and self._segment.max_iterations != 1:
             print(f"rubberband: {self._command} {self.unsaved()}", file=sys.stderr, flush=True)
         self._has_news = False
-        copy = self._place / f"packed-{iterations}"
-        os.link(self._packed, copy)
+        return self._saves.payload() or partial(_copied, self._packed)
 
-        def write(draft: Path) -> None:
-            shutil.copyfile(copy, draft)
-            copy.unlink()
-
-        return write
+    def parts(self) -> tuple[CheckpointRef, ...]:
+        return self._saves.parts()
 
     def unsaved(self) -> str:
         """Return why its trial would begin again after a pause: the rest of a sentence about the program."""
@@ -384,6 +382,7 @@ class CommandRunner(Runner):
         if self._printed is not None:
             self._printed.finish()
         self._reports.close()
+        self._saves.close()
         self._scratch.close()
 
     def _start(self) -> None:
@@ -545,6 +544,10 @@ class CommandRunner(Runner):
         if self._segment.instance:
             remedy = "install it there (resources.aws.install or setup), or put it into the experiment's folder"
         return f"{name} is not on {place} ({reason}): {remedy}"
+
+
+def _copied(source: Path, to: Path) -> None:
+    shutil.copyfile(source, to)
 
 
 def _numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:

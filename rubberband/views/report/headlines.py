@@ -39,7 +39,7 @@ def headlines(result: Result) -> list[str]:
     changed = f" (since iteration {best.schedule[-1].after + 1})" if best.schedule else ""
     lines.append(f"configuration: {config_line(best.configuration) or 'empty'}{changed}")
     if best.checkpoint is not None:
-        size = f" ({format_bytes(best.checkpoint.size_bytes)})" if best.checkpoint.size_bytes else ""
+        size = f" ({format_bytes(best.checkpoint.total_bytes)})" if best.checkpoint.total_bytes else ""
         lines.append(f"checkpoint: {printable(best.checkpoint.url)}{size}")
     lines += filter(None, (batch_line(best), overall_saving(result)))
     reported = {metric for trial in result.trials for metric in trial.metrics}
@@ -54,7 +54,7 @@ def best_lines(result: Result) -> list[str]:
     lines = [_metrics_line(result, best), *([printable(result.infeasible)] if result.infeasible else [])]
     lines += [f"  {printable(str(name))}: {setting(value)}" for name, value in best.configuration.items()]
     if best.checkpoint is not None and not best.checkpoint.url.startswith("virtual:"):
-        lines.append(f"checkpoint: {printable(best.checkpoint.url)} ({format_bytes(best.checkpoint.size_bytes)})")
+        lines.append(f"checkpoint: {printable(best.checkpoint.url)} ({format_bytes(best.checkpoint.total_bytes)})")
     if rows := schedule(result).rows:
         lines += ["schedule:", *(f"  iterations {span}: {values} (trial {trial})" for span, trial, values in rows)]
     return lines

@@ -1,0 +1,163 @@
+"""What a program saves, while it trains on: snapshots of its files, and reports whose checkpoint is on its way."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rubberband.executor import CheckpointStore, SegmentReport
+from rubberband.executor.checkpoints.folders import Rewritten, unpack
+from rubberband.executor.training.programs import snapshots
+from rubberband.executor.training.programs.snapshots import Snapshot, Snapshots
+from rubberband.executor.training.run import Reports
+
+LARGE, SMALL = b"l" * 64, b"s" * 8
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "LARGE_BYTES", 32)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "checkpoint").mkdir()
+    return tmp_path / "checkpoint"
+
+
+def packed(snapshot: Snapshot, to: Path) -> dict[str, bytes]:
+    """The files that the snapshot's archive has."""
+    snapshot.payload()(to / "archive")  # type: ignore[operator]
+    unpack(to / "archive", there := to / "there")
+    files = {str(path.relative_to(there)): path.read_bytes() for path in there.rglob("*") if path.is_file()}
+    os.rename(there, to / os.urandom(4).hex())
+    return files
+
+
+def is_linked(snapshot: Snapshot, path: str) -> bool:
+    return (snapshot.path / path).stat().st_nlink > 1
+
+
+def replaced(path: Path, content: bytes) -> None:
+    """Write a file as most libraries do: another one, which takes its place."""
+    (draft := path.with_name("draft")).write_bytes(content)
+    draft.replace(path)
+
+
+def test_a_file_that_is_written_again_is_copied_and_one_that_is_replaced_is_linked(
+    folder: Path, tmp_path: Path
+) -> None:
+    taken = Snapshots(tmp_path / "saved")
+    for number in range(4):
+        again, new = b"%d" % number + LARGE, b"new %d" % number + LARGE
+        (folder / "again").write_bytes(again)
+        replaced(folder / "new", new)
+        (folder / "small").write_bytes(b"%d" % number)
+        snapshot = taken.take(folder, {})
+        assert (is_linked(snapshot, "again"), is_linked(snapshot, "small")) == (False, False)
+        assert is_linked(snapshot, "new") == (number > 0), "the first save says nothing yet"
+        (folder / "again").write_bytes(b"next" + LARGE)  # the program goes on
+        replaced(folder / "new", b"next" + LARGE)
+        assert packed(snapshot, tmp_path) == {"again": again, "new": new, "small": b"%d" % number}
+
+
+def test_a_linked_file_that_is_written_while_it_is_packed_is_no_checkpoint_and_is_copied_from_then_on(
+    folder: Path, tmp_path: Path
+) -> None:
+    taken = Snapshots(tmp_path / "saved")
+    (folder / "first").write_bytes(LARGE)
+    taken.take(folder, {})
+    (folder / "second").write_bytes(LARGE)  # another name each time, as most programs have it
+    snapshot = taken.take(folder, {})
+    assert is_linked(snapshot, "second")
+    (folder / "second").write_bytes(b"again" + LARGE)
+    with pytest.raises(Rewritten):
+        packed(snapshot, tmp_path)
+    snapshot = taken.take(folder, {})
+    assert not is_linked(snapshot, "second")
+    (folder / "second").write_bytes(b"and again" + LARGE)
+    assert packed(snapshot, tmp_path)["second"] == b"again" + LARGE
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_a_snapshot_has_the_files_of_its_moment_or_says_that_it_has_not(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    top = tmp_path_factory.mktemp("snapshot")
+    (folder := top / "checkpoint").mkdir()
+    taken = Snapshots(top / "saved")
+    names = st.sampled_from(["a", "b", "c"])
+
+    def act() -> None:
+        name, content = data.draw(names), os.urandom(4) * data.draw(st.sampled_from([1, 20]))
+        how = data.draw(st.sampled_from(["write", "replace", "add", "remove", "rename"]))
+        if how == "write":
+            (folder / name).write_bytes(content)
+        elif how == "replace":
+            replaced(folder / name, content)
+        elif how == "add":
+            with open(folder / name, "ab") as file:
+                file.write(content)
+        elif (folder / name).exists():
+            (folder / name).unlink() if how == "remove" else (folder / name).rename(folder / data.draw(names))
+
+    for _ in range(data.draw(st.integers(1, 4))):
+        for _ in range(data.draw(st.integers(0, 3))):
+            act()
+        expected = {path.name: path.read_bytes() for path in folder.iterdir()}
+        snapshot = taken.take(folder, {})
+        for _ in range(data.draw(st.integers(0, 2))):
+            act()
+        try:
+            assert packed(snapshot, top) == expected
+        except Rewritten:
+            assert any(is_linked(snapshot, path) for path in snapshot.links)
+
+
+def report(iterations: int, saved: int | None = None) -> SegmentReport:
+    return SegmentReport(iterations=iterations, metrics={"loss": 1.0}, checkpoint=None, saved_iterations=saved)
+
+
+def test_a_report_whose_checkpoint_was_overtaken_goes_without_it(store: CheckpointStore) -> None:
+    def overtaken(to: Path) -> None:
+        raise Rewritten("the program has gone on")
+
+    reports = Reports(store, 4)
+    reports.begin(tuple, 0)
+    reports.add(report(1), b"1")
+    reports.add(report(2), overtaken)
+    reports.add(report(3, saved=2), None)
+    reports.add(report(4), b"4")
+    found = list(reports.all())
+    reports.close()
+    assert [each.saved_iterations for each in found] == [None, 1, 1, None]
+    assert [each.checkpoint is not None for each in found] == [True, False, False, True]
+
+
+def test_a_checkpoint_is_writing_until_it_is_durable_with_its_parts(store: CheckpointStore) -> None:
+    told = threading.Event()
+
+    def parts() -> tuple[Any, ...]:
+        assert told.wait(20)
+        return (store.save(4, 1, b"part"),)
+
+    reports = Reports(store, 4)
+    reports.begin(parts, 0)
+    reports.add(report(1), b"whole")
+    assert reports.is_writing
+    assert list(reports.ready()) == []
+    told.set()
+    [found] = reports.all()
+    assert not reports.is_writing
+    assert found.checkpoint is not None
+    assert [store.load(each) for each in found.checkpoint.files()] == [b"whole", b"part"]
+    assert replace(found.checkpoint, parts=()).files() == (replace(found.checkpoint, parts=()),)
+    reports.close()
