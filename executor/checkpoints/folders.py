@@ -184,8 +184,8 @@ def join(first: Path, parts: Sequence[Path], to: Path) -> None:
 def unpack(payload: bytes | Path, folder: Path, parts: Sequence[Path] = ()) -> dict[str, Any]:
     """Write the files of an archive into a folder, which is empty or not there; return the manifest.
 
-    `parts`: archives of the other machines of its gang. A file that a machine has written counts before one with which it
-    started; the manifest's `inherited` are the latter of the first machine, whose files count first.
+    `parts`: archives of the other machines of its gang. A file that a machine has written counts before one with which
+    it started; the manifest's `inherited` are the latter of the first machine, whose files count first.
 
     Raises CheckpointError for an archive that is cut off or damaged, or has anything but files and folders in
     `folder`, which is left as it was then.
