@@ -31,7 +31,7 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_policy
 from rubberband.spec.pool import PoolFile, PoolFolder
 from rubberband.spec.resources import Resources
-from rubberband.units import MONEY_SLACK_USD, format_usd, month_begin, month_end, shown
+from rubberband.units import MONEY_SLACK_USD, did_you_mean, format_usd, month_begin, month_end, shown
 from rubberband.values.kinds import NOT_INSTALLED, kind_in
 from rubberband.values.offer import Offer
 from rubberband.values.submission import Summary
@@ -48,8 +48,8 @@ _PATIENCE_S = 30.0
 def require_runnable(
     experiment: Experiment, home: Path, *, store: str | None = None, is_lent: bool = False, no_cap: bool = False
 ) -> None:
-    """Raise InputError for an experiment that can only be planned, or for which nothing may be rented, and for notices
-    without an address.
+    """Raise InputError for an experiment that can only be planned, or for which nothing may be rented, for notices
+    without an address, and for a warm start from an experiment that is not there.
 
     `store` has the journals of the home, by default that of RUBBERBAND_STORE. A service whose pool lends the instances
     says `is_lent`; `no_cap` allows a missing max_cost, where the policy has no limit of money.
@@ -58,6 +58,11 @@ def require_runnable(
     for require in parts("runnable"):
         require(experiment)
     folder = ExperimentFolder(home=home, name=experiment.name, store=store or default_store())
+    for name in experiment.search.warm_start:
+        if not replace(folder, name=name).exists:
+            known = [one.name for one in folders(home, folder.store)]
+            hint = did_you_mean(name, known) or "; `rubberband ps` lists them"
+            raise InputError(f"search.warm_start: experiment {name!r} not found{hint}")
     _require_allowed(experiment, folder, None, is_lent=is_lent, no_cap=no_cap)
 
 

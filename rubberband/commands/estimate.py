@@ -22,6 +22,7 @@ from rubberband.commands.common import (
     TableFormat,
     option,
     print_json,
+    say,
     write_page,
 )
 
@@ -114,6 +115,11 @@ def estimate(
     experiment, search_path = load_experiment(file, changes), (file.absolute().parent, Path.cwd())
     found_entrypoint = None if experiment.entrypoint is None else entrypoint_of(experiment, search_path)
     experiment = on_cluster(with_trial(experiment, search_path))
+    if experiment.search.warm_start:
+        from rubberband.installation import default_home
+        from rubberband.running.warm_start import warm_started
+
+        warm_started(experiment, default_home(), say)
     options = PlanningOptions(
         now=time.time(),
         policy=policy.value,

@@ -32,6 +32,7 @@ from rubberband.planning.clusters import on_cluster
 from rubberband.planning.feasible import Profiles
 from rubberband.running.profile_cache import Announce
 from rubberband.running.sending import unsent_of
+from rubberband.running.warm_start import warm_started
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.program import Program
 from rubberband.spec.samplers import configured, leaves
@@ -121,11 +122,12 @@ def check_experiment(
     values of a program.
     """
     experiment, problems = with_trial(experiment, search_path), list[TrialFault]()
-    entrypoint, max_gpus = None, 1
+    entrypoint, max_gpus, notes = None, 1, list[str]()
     with _noted(problems):
         experiment = on_cluster(experiment)
     with _noted(problems):
         require_runnable(experiment, home or default_home())
+        warm_started(experiment, home or default_home(), notes.append)
     with _noted(problems):
         on_demand = experiment.resources.model_copy(update={"market": "on_demand"})  # the price of spot may be unknown
         any_market = experiment.model_copy(update={"resources": on_demand})
@@ -139,7 +141,7 @@ def check_experiment(
     if why := unsent_of(experiment, entrypoint):
         problems.append(TrialFault(line=why))
     report = _checked(experiment, entrypoint, max_gpus, limit_s, output, problems, quick=quick)
-    return replace(report, remarks=(*experiment.notes, *report.remarks))
+    return replace(report, remarks=(*experiment.notes, *notes, *report.remarks))
 
 
 @contextmanager

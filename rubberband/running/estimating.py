@@ -22,6 +22,7 @@ from rubberband.planning.feasible import PlanningOptions
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer, local_prices_and_quotas
 from rubberband.running.profile_cache import find_profiles
 from rubberband.running.sending import with_unsent
+from rubberband.running.warm_start import warm_started
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import name_of_trial
 from rubberband.spec.pool import on_pool
@@ -126,6 +127,7 @@ def estimate(
     """
     place = home_at(home)
     experiment = on_cluster(with_trial(experiment_of(entrypoint, words, "estimate", place)))
+    warm_started(experiment, place, partial(print, file=sys.stderr))
     found_entrypoint = None if experiment.entrypoint is None else entrypoint_of(experiment)
     profiles = find_profiles(experiment, found_entrypoint, place, None, partial(print, file=sys.stderr), to_run=False)
     if profiles is None:

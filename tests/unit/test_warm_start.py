@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from rubberband import estimate as rubberband_estimate
+from rubberband.errors import InputError
+from rubberband.executor.run.allowance import require_runnable
+from rubberband.spec.loading import load_experiment
 from tests.builders.cli_runs import CommandLine, rubberband
 
 __all__ = ["rubberband"]
@@ -125,6 +129,22 @@ def test_configurations_outside_the_space_are_named_and_left_out(run: Any) -> No
 )
 def test_another_search_is_refused_in_one_line(run: Any, search: dict[str, Any], why: str) -> None:
     assert why in run.refused("tuesday", **search)
+
+
+def test_estimate_and_check_refuse_what_a_run_refuses(run: Any) -> None:
+    unknown, other = run.write("a", warm_start=["mondy"]), run.write("b", warm_start=["monday"], mode="max")
+    for command in ("estimate", "run"):
+        refused = run.line.refused(command, unknown)
+        assert "experiment 'mondy' not found" in refused
+        assert "did you mean 'monday'?" in refused
+        assert "monday ranks by loss (min), and this search by loss (max)" in run.line.refused(command, other)
+    for file, why in ((unknown, "'mondy' not found"), (other, "monday ranks by loss (min)")):
+        run.line("check", file, code=1)
+        assert why in run.line.err
+    with pytest.raises(InputError, match="experiment 'mondy' not found"):
+        rubberband_estimate(experiment=load_experiment(Path(unknown)), home=run.home)
+    with pytest.raises(InputError, match="experiment 'mondy' not found; did you mean 'monday'"):
+        require_runnable(load_experiment(Path(unknown)), run.home)  # by which a service accepts submissions
 
 
 @pytest.mark.parametrize("sampler", [{"type": "random", "seed": 9}, TPE])
