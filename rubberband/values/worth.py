@@ -41,9 +41,9 @@ class RestWorth:
 
     def in_words(self, metric: str) -> str:
         """Return what the rest may bring, in one line."""
-        likely = [f"by more than {size:g} with {likelihood(chance)}" for size, chance in self.chances[1:]]
-        parts = [f"improve {metric}={self.best:.6g} with {likelihood(self.chances[0][1])}", *likely]
-        worse = f"; it ends worse with {likelihood(self.worse)}" if self.worse >= 0.005 else ""
+        likely = [f"by more than {size:g} with a chance of {likelihood(chance)}" for size, chance in self.chances[1:]]
+        parts = [f"improve {metric}={self.best:.6g} with a chance of {likelihood(self.chances[0][1])}", *likely]
+        worse = f"; it ends worse with a chance of {likelihood(self.worse)}" if self.worse >= 0.005 else ""
         return f"another {self.price} {', '.join(parts)}, by {self.expected:.2g} on average{worse}"
 
 

@@ -64,7 +64,9 @@ def test_a_rest_that_brings_nothing_is_not_bought() -> None:
     (found,) = looks(state)
     assert (state.outcome, end.rule) == ("done", "worth")
     assert end.reason == f"{found.in_words('loss')}: 0 per USD, below worth=0.001"
-    assert found.in_words("loss").startswith(f"another {found.price} improve loss={found.best:.6g} with 0 %")
+    assert found.in_words("loss").startswith(
+        f"another {found.price} improve loss={found.best:.6g} with a chance of 0 %"
+    )
     best, theirs = best_trial(state), best_trial(whole.controller.state)
     assert best is not None
     assert theirs is not None
