@@ -238,8 +238,6 @@ SUBMISSIONS = sql.Table(
     sql.Column("archived", sql.Integer, nullable=False),
     sql.Index("service_submissions_by_age", "created_at", "name"),
 )
-
-
 """`tags`: each between blanks."""
 
 DELETED = sql.Table(

@@ -23,7 +23,6 @@ from rubberband.values.ranking import Merit
 
 if TYPE_CHECKING:
     import pandas
-if TYPE_CHECKING:
     from optuna import Study
     from optuna.distributions import BaseDistribution
 
