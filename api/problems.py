@@ -261,14 +261,7 @@ KINDS: tuple[Kind, ...] = tuple(value for value in list(globals().values()) if i
 class HttpProblem(Exception):
     """Raised by routes; answered as problem+json with the status of its kind."""
 
-    def __init__(
-        self,
-        kind: Kind,
-        detail: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        **extensions: Any,
-    ) -> None:
+    def __init__(self, kind: Kind, detail: str, *, headers: Mapping[str, str] | None = None, **extensions: Any) -> None:
         super().__init__(detail)
         self.kind = kind
         detail = " ".join(detail.split())

@@ -237,12 +237,7 @@ def estimate(
 
 
 def estimate_plan(
-    problem: Problem,
-    chosen: Plan,
-    experiment_name: str = "",
-    *,
-    compare: bool = True,
-    with_frontier: bool = False,
+    problem: Problem, chosen: Plan, experiment_name: str = "", *, compare: bool = True, with_frontier: bool = False
 ) -> Estimate:
     """Predict a plan that the user wrote; `feasible` says whether it keeps the constraints.
 

@@ -185,11 +185,7 @@ class Infeasible:
 
 
 def unreachable(
-    problem: Problem,
-    shortest_s: float,
-    cheapest_usd: float,
-    both: Callable[[], tuple[float, float]],
-    surely: str = "",
+    problem: Problem, shortest_s: float, cheapest_usd: float, both: Callable[[], tuple[float, float]], surely: str = ""
 ) -> InfeasibleError:
     """Return the error for limits out of reach, with the nearest values within reach.
 

@@ -87,8 +87,7 @@ _STILL = _never("it is not running; resume it first")
 _SOON = _never("it has not started; try again once it runs")
 _ENDED_EARLY = _never("it ended early; resume it, and add trials then")
 _AGAIN = Condition(
-    "open",
-    "it is over; extend it first (--num-samples, or a harder --target), or run it under another name",
+    "open", "it is over; extend it first (--num-samples, or a harder --target), or run it under another name"
 )
 _WITHDRAWN = Condition("asked", "a resume that was cut off has added its trials; resume it, and cancel it then")
 _RAISED = Condition("open", "raise max_cost first (extend), then resume it")
@@ -96,14 +95,7 @@ _BLAMELESS = Condition("open", "its trials failed in their own code; fix it, the
 
 _ACTIONS: tuple[Action, ...] = get_args(Action)
 _Rules = Mapping[Action, tuple[Condition, ...]]
-_SOONER: _Rules = {
-    "cancel": (),
-    "extend": (_BEGUN,),
-    "add": _SOON,
-    "limit": _SOON,
-    "stop": _SOON,
-    "delete": _RUNS,
-}
+_SOONER: _Rules = {"cancel": (), "extend": (_BEGUN,), "add": _SOON, "limit": _SOON, "stop": _SOON, "delete": _RUNS}
 """Before it runs."""
 _LATER: _Rules = {"cancel": _OVER, "add": _ENDED_EARLY, "limit": _STILL, "stop": _STILL, "delete": _RELEASED}
 """After it ran, where a resume may continue it."""

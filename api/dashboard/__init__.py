@@ -300,12 +300,7 @@ CHOICES: Mapping[str, Choice] = {
     "attention": (
         "Needs attention",
         frozenset(
-            {
-                ExperimentState.INTERRUPTED,
-                ExperimentState.FAILED,
-                ExperimentState.REFUSED,
-                ExperimentState.UNREADABLE,
-            }
+            {ExperimentState.INTERRUPTED, ExperimentState.FAILED, ExperimentState.REFUSED, ExperimentState.UNREADABLE}
         ),
     ),
 }

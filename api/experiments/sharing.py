@@ -142,9 +142,7 @@ def is_to_ask(
     if asked is None and state.instance_cap is None:
         return True
     holds = InstanceCap(
-        max_instances=state.most_instances,
-        promised_instances=state.promised_instances,
-        recall=state.fleet.recall,
+        max_instances=state.most_instances, promised_instances=state.promised_instances, recall=state.fleet.recall
     )
     return replace(grant, max_instances=min(grant.max_instances, job.offer.max_instances)).is_news(holds)
 

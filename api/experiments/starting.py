@@ -285,8 +285,7 @@ class Processes:
                 stdout=log,
                 stderr=log,
                 env=child_environment(
-                    order.store,
-                    self._secrets - {*order.words.get("resources", {}).get("secrets", ()), *self._notify},
+                    order.store, self._secrets - {*order.words.get("resources", {}).get("secrets", ()), *self._notify}
                 )
                 | {SERVICE_VARIABLE: ",".join(self._notify)},
                 cwd=next((path for path in order.code if os.path.isdir(path)), folder.path),

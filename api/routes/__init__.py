@@ -58,9 +58,7 @@ async def checked_name(
     name: Annotated[
         str,
         Path(
-            description="The experiment's name.",
-            examples=["digits-sha"],
-            json_schema_extra={"pattern": NAME_PATTERN},
+            description="The experiment's name.", examples=["digits-sha"], json_schema_extra={"pattern": NAME_PATTERN}
         ),
     ],
 ) -> str:

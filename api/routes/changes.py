@@ -160,9 +160,7 @@ async def add_trial(
     require_json(request.headers.get("content-type", ""))
     asked_for = read_object(AddBody, body, "a trial; send an object with configuration, clone_of or both, and dry_run")
     trials = NewTrials(
-        configuration=asked_for.configuration,
-        clone_of=asked_for.clone_of,
-        from_checkpoint=asked_for.from_checkpoint,
+        configuration=asked_for.configuration, clone_of=asked_for.clone_of, from_checkpoint=asked_for.from_checkpoint
     )
     wanted, dry_run = Wanted(trials=trials), asked_for.dry_run
     return await _changed(request, service, principal, experiment.name, body, key, wanted, dry_run=dry_run)

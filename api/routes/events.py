@@ -246,7 +246,7 @@ async def stream_events(
         Annotated[int, Field(ge=0, le=MAX_ID)] | Literal["latest"] | SkipJsonSchema[None],
         Query(
             description="Only events after this id, all of which must still be kept; `latest` for new events only. "
-            "Default: all kept events.",
+            "Default: all kept events."
         ),
     ] = None,
     last_event_id: Annotated[

@@ -54,7 +54,7 @@ _HEADERS = {
     "ETag": {"description": "The id, quoted.", "schema": {"type": "string"}},
 }
 _RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The plan, what it takes and costs, and the alternatives.", "headers": _HEADERS},
+    200: {"description": "The plan, what it takes and costs, and the alternatives.", "headers": _HEADERS}
 }
 
 

@@ -107,10 +107,7 @@ _KIND_EXAMPLE = NAME_TAKEN.to_json() | {"explanation": NAME_TAKEN.explanation}
     responses={
         200: {
             "description": "The cause, and what to do.",
-            "content": {
-                "application/json": {"example": _KIND_EXAMPLE},
-                "text/plain": {"schema": {"type": "string"}},
-            },
+            "content": {"application/json": {"example": _KIND_EXAMPLE}, "text/plain": {"schema": {"type": "string"}}},
         },
         **refusals(NOT_FOUND),
     },

@@ -252,12 +252,7 @@ def _chunks(stack: ExitStack, path: Path) -> Iterator[bytes]:
     responses={
         200: {
             "description": "As `rubberband export` writes it: CSV with a header.",
-            "content": {
-                _CSV: {
-                    "schema": {"type": "string"},
-                    "example": "trial,status,accuracy\n0,completed,0.97\n",
-                }
-            },
+            "content": {_CSV: {"schema": {"type": "string"}, "example": "trial,status,accuracy\n0,completed,0.97\n"}},
         },
         **refusals(NOT_FOUND, CONFLICT),
     },

@@ -235,11 +235,7 @@ class RateLimiter:
 
 
 def _crowded(most: int, what: str) -> HttpProblem:
-    headers = {
-        "Retry-After": "1",
-        "RateLimit-Policy": f'"concurrent";q={most}',
-        "RateLimit": '"concurrent";r=0',
-    }
+    headers = {"Retry-After": "1", "RateLimit-Policy": f'"concurrent";q={most}', "RateLimit": '"concurrent";r=0'}
     return HttpProblem(RATE, f"{most} {what} already, the most at the same time; wait for one to end", headers=headers)
 
 

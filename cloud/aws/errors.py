@@ -216,10 +216,7 @@ def _explain_answer(error: boto.ClientError) -> str:
 
 
 _REMEDIES = (
-    (
-        "AuthFailure.ServiceLinkedRole",
-        "run `rubberband aws setup`, which makes the role of EC2's spot market",
-    ),
+    ("AuthFailure.ServiceLinkedRole", "run `rubberband aws setup`, which makes the role of EC2's spot market"),
     ("InvalidAMI", "set resources.aws.image to an image of this region"),
     ("InvalidSubnet", "correct resources.aws.subnets"),
     ("InvalidGroup", "correct resources.aws.security_group"),

@@ -159,12 +159,7 @@ def head_boot(session: AwsSession, resources: Resources, folders: Sequence[str] 
     return HeadBoot(script, made_of(installed, words.setup, idle_s=words.head_idle_s), bool(installed.requirements))
 
 
-def _launch(
-    session: AwsSession,
-    resources: Resources,
-    folders: Sequence[str],
-    sleep: Callable[[float], None],
-) -> str:
+def _launch(session: AwsSession, resources: Resources, folders: Sequence[str], sleep: Callable[[float], None]) -> str:
     """Launch a head and return its id. Raises InputError, ProviderError."""
     words = resources.aws
     name = words.head_instance_type

@@ -416,12 +416,7 @@ class Launcher:
             at_least=min(at_least, len(names)),
         )
         return LaunchAttempt(
-            token=token,
-            choice=choice,
-            request=request,
-            names=names,
-            lease_s=node.boot_s,
-            asked_at=self._fleet.clock(),
+            token=token, choice=choice, request=request, names=names, lease_s=node.boot_s, asked_at=self._fleet.clock()
         )
 
     def _ask(self, attempt: LaunchAttempt, order: LaunchOrder, names: Sequence[str]) -> Verdict | None:
@@ -476,12 +471,7 @@ class Launcher:
         return taken_back
 
     def _refused(
-        self,
-        attempt: LaunchAttempt,
-        order: LaunchOrder,
-        names: Sequence[str],
-        error: BaseException,
-        meaning: Verdict,
+        self, attempt: LaunchAttempt, order: LaunchOrder, names: Sequence[str], error: BaseException, meaning: Verdict
     ) -> Verdict | None:
         """Record a refusal: it is definite, unless an earlier answer for the same token was lost."""
         shares = self._intents.unanswered(attempt)
@@ -494,11 +484,7 @@ class Launcher:
         return self._answered(attempt, found, order, names) and meaning
 
     def _answered(
-        self,
-        attempt: LaunchAttempt,
-        machines: Sequence[Mapping[str, Any]],
-        order: LaunchOrder,
-        names: Sequence[str],
+        self, attempt: LaunchAttempt, machines: Sequence[Mapping[str, Any]], order: LaunchOrder, names: Sequence[str]
     ) -> Verdict | None:
         """Accept the instances of a request one by one; the missing ones were sold out. Return None if none is."""
         for machine in machines:

@@ -43,13 +43,7 @@ def folder() -> Path:
 
 
 def start(
-    *,
-    key: str,
-    name: str,
-    words: list[str],
-    packed: str | None,
-    made_of: str | None = None,
-    secrets: str | None = None,
+    *, key: str, name: str, words: list[str], packed: str | None, made_of: str | None = None, secrets: str | None = None
 ) -> dict[str, Any]:
     """Start `rubberband WORDS` in the folder of experiment `name`, which it fetches from the s3:// address `packed`.
 
@@ -122,12 +116,7 @@ def look(*, key: str | None, name: str, offset: int) -> dict[str, Any]:
             file.seek(offset)
             piece = file.read(CHUNK_BYTES)
     code = int((run / _EXIT).read_text()) if ended else None
-    return {
-        "log": base64.b64encode(piece).decode(),
-        "more": len(piece) == CHUNK_BYTES,
-        "exit": code,
-        "lives": lives,
-    }
+    return {"log": base64.b64encode(piece).decode(), "more": len(piece) == CHUNK_BYTES, "exit": code, "lives": lives}
 
 
 def ask(*, words: list[str], store: str) -> dict[str, Any]:

@@ -296,10 +296,7 @@ def _dry_run(session: AwsSession, machines: Machines, offer: Offer, market: Mark
         lifetime_s=_LONGEST_S,
     )
     request = launch_request(  # without a token, which stands for one request: another dry run may differ
-        machines,
-        choice,
-        tags=tags_of(_PROBE, _PROBE, (_PROBE,), machines.owner),
-        user_data=machines.user_data(start),
+        machines, choice, tags=tags_of(_PROBE, _PROBE, (_PROBE,), machines.owner), user_data=machines.user_data(start)
     )
     try:
         session.client("ec2").run_instances(**request, DryRun=True)

@@ -27,10 +27,7 @@ from rubberband.errors import CheckpointError, InputError
 
 _log = logging.getLogger(__name__)
 _CONFIG = Config(
-    retries={"mode": "adaptive", "max_attempts": 6},
-    connect_timeout=5,
-    read_timeout=60,
-    max_pool_connections=16,
+    retries={"mode": "adaptive", "max_attempts": 6}, connect_timeout=5, read_timeout=60, max_pool_connections=16
 )
 _SINGLE_PUT_BYTES = 256 * 1024**2
 """A larger object is sent in parts, which S3 joins at the end: either way it is written whole, or not at all."""

@@ -387,8 +387,7 @@ def _joined(state: State, now: float, rests: Sequence[_GroupRest]) -> Outlook:
         plan[first:end] = rest.choice.stages[first:end]
     saved_usd = sum(rest.present_usd - rest.cost_usd for rest in rests[1:])
     expected = Forecast(
-        jct_s=max([*(rest.jct_s for rest in rests), *_last_ends_s(state, now)]),
-        cost_usd=rests[0].cost_usd - saved_usd,
+        jct_s=max([*(rest.jct_s for rest in rests), *_last_ends_s(state, now)]), cost_usd=rests[0].cost_usd - saved_usd
     )
     feasible = None if any(rest.feasible is None for rest in rests) else all(rest.feasible for rest in rests)
     reasons = [

@@ -147,10 +147,7 @@ def stage_left(lane: LaneState, now: float, instances: int | None = None) -> For
 
 
 def stage_left_s(
-    lane: LaneState,
-    now: float,
-    instances: int | None = None,
-    known_s: Mapping[int, float] | None = None,
+    lane: LaneState, now: float, instances: int | None = None, known_s: Mapping[int, float] | None = None
 ) -> float:
     """Seconds until the SYNC of the lane's current stage is expected.
 

@@ -199,11 +199,7 @@ class _Rest:
         if saved_usd <= SURELY_CHEAPER * again_usd or any(record.running_at is None for record in records):
             return None
         return GiveBack(
-            records=records,
-            left_s=self.end_s,
-            saved_usd=saved_usd - again_usd,
-            later_s=later_s,
-            again_usd=again_usd,
+            records=records, left_s=self.end_s, saved_usd=saved_usd - again_usd, later_s=later_s, again_usd=again_usd
         )
 
     def again_usd(self, count: int) -> float:

@@ -68,7 +68,7 @@ def iteration_of(dataset: Any) -> int:
     except TypeError:
         raise refused(
             f"train_dataset() returned {type(dataset).__name__}, which has no length; set samples_per_iteration, the "
-            "training samples of one iteration",
+            "training samples of one iteration"
         ) from None
 
 

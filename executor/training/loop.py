@@ -159,13 +159,13 @@ class TorchRunner(Runner):
             if adapts:
                 raise refused(
                     f"train_dataset() returned {type(dataset).__name__}, which is read from front to end and cannot "
-                    "have adaptive batches; leave out batch in the experiment, or return a dataset with len and [i]",
+                    "have adaptive batches; leave out batch in the experiment, or return a dataset with len and [i]"
                 )
             return GlobalBatchSampler(total, segment.seed, in_order=True)
         if trial.drop_last and not adapts and self.batch_size > total:
             raise refused(
                 f"drop_last leaves nothing of the {total} samples of train_dataset() in batches of {self.batch_size}; "
-                "use smaller batches, or drop_last = False",
+                "use smaller batches, or drop_last = False"
             )
         return GlobalBatchSampler(total, segment.seed, crosses=adapts, drop_last=trial.drop_last)
 

@@ -373,7 +373,7 @@ def _sums(name: str, value: Any) -> tuple[float, float]:
         return value.sum, value.count
     raise refused(
         f"evaluate() returned {name} as a {type(value).__name__}, which the workers cannot join; return "
-        f"rubberband.Mean(sum, count), or set eval_on_all_ranks = False",
+        f"rubberband.Mean(sum, count), or set eval_on_all_ranks = False"
     )
 
 

@@ -87,12 +87,12 @@ def _check_names(reported: Mapping[Any, Any]) -> None:
         if len(name) > MAX_NAME_LENGTH:
             raise refused(
                 f"the metric {shown(name)} has a name of {len(name):,} characters; {MAX_NAME_LENGTH} are allowed: "
-                f"shorten it",
+                f"shorten it"
             )
         if count > MAX_METRICS:
             raise refused(
                 f"the trial reported {len(reported):,} metrics, {shown(name)} among them; {MAX_METRICS:,} are allowed "
-                f"in a report: leave some out",
+                f"in a report: leave some out"
             )
 
 

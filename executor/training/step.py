@@ -350,7 +350,7 @@ class OwnStep(Step):
                 raise
             raise refused(
                 f"{one_line(error)}; step() takes {len(parts[0])} samples at once: use a smaller batch_size, or divide "
-                "the batch in step()",
+                "the batch in step()"
             ) from error
         self._buffers.share(batch.first)
         means.add(weighed.weights[0], *loss_and_metrics(self._as_tensors(returned), "step()"))

@@ -140,13 +140,7 @@ class _Runs:
     """Keys beside those of slots, for each instance."""
 
     def __init__(
-        self,
-        stage: Stage,
-        choices: Sequence[StagePlan],
-        profile: Profile,
-        offer: Offer,
-        draw: Draw,
-        columns: Ints,
+        self, stage: Stage, choices: Sequence[StagePlan], profile: Profile, offer: Offer, draw: Draw, columns: Ints
     ) -> None:
         """`columns` has the samples."""
         self.draw, self.profile, self.offer, self.market = draw, profile, offer, choices[0].market

@@ -111,13 +111,7 @@ class AsyncClient(Connected):
     prices = _awaited(Client.prices)
 
     async def logs(
-        self,
-        name: str,
-        *,
-        trial: int | None = None,
-        source: str = "trials",
-        follow: bool = False,
-        every_s: float = 1.0,
+        self, name: str, *, trial: int | None = None, source: str = "trials", follow: bool = False, every_s: float = 1.0
     ) -> AsyncIterator[models.LogLine]:
         """Iterate over the output of the trials, as `Client.logs` does."""
         cursor: str | None = None

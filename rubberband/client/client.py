@@ -330,13 +330,7 @@ class Client(Connected):
         return self._save(calls.artifact(name, trial, artifact), Path(to))
 
     def save_checkpoint(
-        self,
-        name: str,
-        trial: int,
-        to: str | os.PathLike[str],
-        *,
-        iterations: int | None = None,
-        best: bool = False,
+        self, name: str, trial: int, to: str | os.PathLike[str], *, iterations: int | None = None, best: bool = False
     ) -> Path:
         """Download a trial's checkpoint, by default the latest: a tar archive, or what its trial pickled.
 
@@ -366,13 +360,7 @@ class Client(Connected):
         return self._save(calls.checkpoint(name, trial, iterations, best), Path(to))
 
     def logs(
-        self,
-        name: str,
-        *,
-        trial: int | None = None,
-        source: str = "trials",
-        follow: bool = False,
-        every_s: float = 1.0,
+        self, name: str, *, trial: int | None = None, source: str = "trials", follow: bool = False, every_s: float = 1.0
     ) -> Iterator[models.LogLine]:
         """Iterate over the lines that trials have printed.
 
@@ -747,10 +735,7 @@ class Client(Connected):
 
     def _save(self, call: Call[Any], place: Path) -> Path:
         try:
-            with (
-                calls.download(place) as file,
-                self._http.stream(call.method, call.path, **call.options()) as answer,
-            ):
+            with calls.download(place) as file, self._http.stream(call.method, call.path, **call.options()) as answer:
                 if not answer.is_success:
                     answer.read()
                 raise_for(answer)

@@ -37,8 +37,7 @@ OwnerOption = Annotated[
 def setup(
     region: RegionOption = None,
     bucket: Annotated[
-        str | None,
-        typer.Option("--bucket", metavar="NAME", help="An existing bucket. By default one is created."),
+        str | None, typer.Option("--bucket", metavar="NAME", help="An existing bucket. By default one is created.")
     ] = None,
     types: Annotated[
         str | None,

@@ -56,11 +56,7 @@ def check(
     limit_s = parse_duration(limit)
     with TemporaryFile() as folded:
         report = check_experiment(
-            experiment,
-            search_path=search_path,
-            limit_s=limit_s,
-            output=_STDERR if verbose else folded,
-            quick=quick,
+            experiment, search_path=search_path, limit_s=limit_s, output=_STDERR if verbose else folded, quick=quick
         )
         last = [] if verbose or report.ok else _last_lines(folded)
     if output is TextFormat.json:

@@ -81,11 +81,7 @@ def prices(
 
 
 @cloud.command()
-def up(
-    file: FileArgument,
-    overrides: Overrides = None,
-    yes: YesOption = False,
-) -> None:
+def up(file: FileArgument, overrides: Overrides = None, yes: YesOption = False) -> None:
     """Start the head on EC2, or find it.
 
     The head is an instance in your VPC with rubberband and the experiment's folder. Each owner has one in a region
@@ -135,10 +131,7 @@ def up(
 
 @cloud.command()
 def down(
-    file: ChosenFile = None,
-    region: RegionOption = None,
-    owner: OwnerOption = None,
-    yes: ConfirmOption = False,
+    file: ChosenFile = None, region: RegionOption = None, owner: OwnerOption = None, yes: ConfirmOption = False
 ) -> None:
     """Terminate all that is ours on EC2.
 

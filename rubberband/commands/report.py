@@ -232,8 +232,7 @@ def export(
         bool, typer.Option("--reports", help="A row for each report of each trial, instead of one for each trial.")
     ] = False,
     to: Annotated[
-        str | None,
-        option("--to", "URL", "Write an Optuna study to this database instead, such as sqlite:///study.db."),
+        str | None, option("--to", "URL", "Write an Optuna study to this database instead, such as sqlite:///study.db.")
     ] = None,
     server: ServerOption = None,
     on: OnOption = None,

@@ -78,10 +78,7 @@ def list_(store: StoreOption = None) -> None:
 
 
 @token.command()
-def revoke(
-    id: Annotated[str, argument("ID", "The token's id, as listed.")],
-    store: StoreOption = None,
-) -> None:
+def revoke(id: Annotated[str, argument("ID", "The token's id, as listed.")], store: StoreOption = None) -> None:
     """Revoke a token and its browser sessions.
 
     A running service applies this within seconds.
@@ -125,8 +122,7 @@ def _instant(at: float) -> str:
 
 
 StoreUrl = Annotated[
-    str | None,
-    typer.Option("--store", help="The store's URL; without it, RUBBERBAND_STORE, or the files of the home."),
+    str | None, typer.Option("--store", help="The store's URL; without it, RUBBERBAND_STORE, or the files of the home.")
 ]
 
 

@@ -201,10 +201,7 @@ def _unsized(best: Estimate, sized: Size) -> Estimate:
 
 
 def _with_remedies(
-    found: Estimate,
-    experiment: Experiment,
-    candidates_of: CandidatesOf,
-    options: PlanningOptions,
+    found: Estimate, experiment: Experiment, candidates_of: CandidatesOf, options: PlanningOptions
 ) -> Estimate:
     """Return an estimate without a plan with the remedies that make a run possible."""
     used, most_usd = options.spent, options.most_usd
@@ -423,13 +420,7 @@ class Sizer:
                 f"search.scheduler.{self.key}: the limits allow more than {self.most:,}, so that they size nothing; "
                 "write a number, or set a lower constraints.deadline or constraints.max_cost"
             )
-        return largest(
-            self._starts,
-            self.most,
-            fits,
-            may_fit,
-            None if quick is self else guess,
-        )
+        return largest(self._starts, self.most, fits, may_fit, None if quick is self else guess)
 
     def job(self, number: int, deadline_s: float | None, max_cost_usd: float | None) -> JobPlan | None:
         """Return the plan of a size within these limits; None if it does not fit."""
@@ -475,7 +466,5 @@ def _roomy(problem: Problem) -> Problem:
         return problem
     room = next(times for least, times in _ROOM.items() if limits.confidence >= least)
     return problem.with_limits(
-        confidence=_SURE,
-        deadline_s=_times(limits.deadline_s, room),
-        max_cost_usd=_times(limits.max_cost_usd, room),
+        confidence=_SURE, deadline_s=_times(limits.deadline_s, room), max_cost_usd=_times(limits.max_cost_usd, room)
     )

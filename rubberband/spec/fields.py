@@ -398,13 +398,11 @@ Amount = Annotated[float, Field(strict=True, ge=0, le=1e12)]
 Spread = Annotated[float, Field(strict=True, ge=0, le=10)]
 """A coefficient of variation: standard deviation over mean."""
 Duration = Annotated[
-    float,
-    BeforeValidator(input_checked(parse_duration), json_schema_input_type=Annotated[float, Field(ge=0)] | str),
+    float, BeforeValidator(input_checked(parse_duration), json_schema_input_type=Annotated[float, Field(ge=0)] | str)
 ]
 """Seconds, written as 90s, 20m, 1h30m or plain seconds."""
 Bytes = Annotated[
-    int,
-    BeforeValidator(input_checked(parse_bytes), json_schema_input_type=Annotated[float, Field(ge=0)] | str),
+    int, BeforeValidator(input_checked(parse_bytes), json_schema_input_type=Annotated[float, Field(ge=0)] | str)
 ]
 """Bytes, written as 64MB, 10MiB or plain bytes."""
 Deadline = Annotated[

@@ -161,12 +161,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     },
     "Sha": {"num_samples": 64, "max_t": 85, "grace_period": 1, "reduction_factor": 4},
     "Stop": {"target": 0.98, "worth": "0.001 per USD"},
-    "SpotMarket": {
-        "price_per_hour": 0.3,
-        "interruptions_per_hour": 0.05,
-        "checkpoint_iterations": 1,
-        "restart": "5m",
-    },
+    "SpotMarket": {"price_per_hour": 0.3, "interruptions_per_hour": 0.05, "checkpoint_iterations": 1, "restart": "5m"},
     "TensorboardTracker": {"folder": "results/tensorboard"},
     "ThroughputWords": {
         "alpha_grad_s": 0.02,

@@ -281,8 +281,7 @@ def _slice_gpus(resources: Mapping[str, Any], pool: PoolFile, each: int) -> int:
         return asked
     must, has = ("1", "1 GPU") if each == 1 else (f"1 to {each}", counted(each, "GPU"))
     raise WordError(
-        ("resources", "gpus_per_instance"),
-        f"{shown(asked)} must be {must}: an instance of pool {pool.name} has {has}",
+        ("resources", "gpus_per_instance"), f"{shown(asked)} must be {must}: an instance of pool {pool.name} has {has}"
     )
 
 

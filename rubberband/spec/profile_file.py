@@ -305,11 +305,7 @@ class ProfileFile(ScalingWords):
 
     def to_profile(self) -> Profile:
         """Return the plain values that the planner uses."""
-        return replace(
-            self.to_inline().to_profile(),
-            cold_start_extra_s=self.cold_start_extra_s,
-            source="file",
-        )
+        return replace(self.to_inline().to_profile(), cold_start_extra_s=self.cold_start_extra_s, source="file")
 
     def to_inline(self) -> InlineProfile:
         """Return the profile as it is written in an experiment file."""

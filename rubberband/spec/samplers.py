@@ -81,11 +81,7 @@ def _drawer(unit: Unit, trial: int, point: Mapping[str, Any]) -> Draw:
 
 
 def completed(
-    space: Mapping[str, Any],
-    point: Mapping[str, Any],
-    seed: int,
-    number: int,
-    base: Mapping[str, Any] | None = None,
+    space: Mapping[str, Any], point: Mapping[str, Any], seed: int, number: int, base: Mapping[str, Any] | None = None
 ) -> Configuration:
     """Return the configuration of a trial that is added: the point's values, then those of `base`, the rest drawn.
 

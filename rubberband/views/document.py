@@ -95,10 +95,7 @@ def _print_folded(console: Console, table: TextTable) -> None:
     padding = 1 if console.width >= WIDTH else 0
     for columns in _columns_that_fit(table, console.width, padding):
         drawn = RichTable(
-            box=box.SIMPLE_HEAD,
-            show_footer=table.total is not None,
-            padding=(0, padding),
-            pad_edge=False,
+            box=box.SIMPLE_HEAD, show_footer=table.total is not None, padding=(0, padding), pad_edge=False
         )
         for column in columns:
             name, words = table.header[column], column in table.words

@@ -161,11 +161,7 @@ def decisions(result: Result | None) -> models.Decisions:
     """Return the decisions at each SYNC, the changes of the limits, and what the rest might bring."""
     if result is None:
         return {"items": [], "extensions": [], "worths": []}
-    return {
-        "items": plain(result.decisions),
-        "extensions": plain(result.extensions),
-        "worths": plain(result.worths),
-    }
+    return {"items": plain(result.decisions), "extensions": plain(result.extensions), "worths": plain(result.worths)}
 
 
 def extension_view(extension: Extension) -> models.ExtensionView:

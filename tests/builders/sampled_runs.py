@@ -32,10 +32,7 @@ def branin(configuration: Mapping[str, Any], iterations: int) -> float:
 
 
 def an_experiment(
-    seed: int,
-    resources: Mapping[str, Any] | None = None,
-    constraints: Mapping[str, Any] | None = None,
-    **search: Any,
+    seed: int, resources: Mapping[str, Any] | None = None, constraints: Mapping[str, Any] | None = None, **search: Any
 ) -> Experiment:
     words = {"space": SPACE, "scheduler": HYPERBAND, "metric": "loss", "mode": "min"} | search
     sampler = {"type": "optuna", "seed": seed} | words.pop("sampler", {})

@@ -33,8 +33,7 @@ _NOT_FOUND, _NOT_RUNNABLE = 127, 126
 
 def main(
     command: Annotated[
-        list[str],
-        typer.Argument(metavar="COMMAND", help="What to run, such as `rubberband run experiment.yaml`."),
+        list[str], typer.Argument(metavar="COMMAND", help="What to run, such as `rubberband run experiment.yaml`.")
     ],
     directory: Annotated[
         Path | None,
@@ -106,13 +105,7 @@ def main(
 
     Example: python -m tests.ec2 --capacity g4dn.xlarge=2 -- rubberband run experiment.yaml
     """
-    fake = FakeAws(
-        time.time,
-        seed=seed,
-        pending_s=pending_s,
-        shutting_down_s=1.0,
-        visible_after_s=invisible_s,
-    )
+    fake = FakeAws(time.time, seed=seed, pending_s=pending_s, shutting_down_s=1.0, visible_after_s=invisible_s)
     for word in capacity or []:
         _limit(fake, word)
     if faults:

@@ -89,9 +89,4 @@ def _known(request: Request) -> str:
 
 
 def _shown(request: Request, code: str, vcpus: float) -> dict[str, Any]:
-    return {
-        "ServiceCode": "ec2",
-        "QuotaCode": code,
-        "Value": float(vcpus),
-        "Unit": "None",
-    }
+    return {"ServiceCode": "ec2", "QuotaCode": code, "Value": float(vcpus), "Unit": "None"}

@@ -168,10 +168,7 @@ def _received(operation: str, result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _error_response(error: FakeError) -> dict[str, Any]:
-    return {
-        "Error": {"Code": error.code, "Message": error.message},
-        "ResponseMetadata": _metadata(error.http_status),
-    }
+    return {"Error": {"Code": error.code, "Message": error.message}, "ResponseMetadata": _metadata(error.http_status)}
 
 
 def _metadata(http_status: int) -> dict[str, Any]:

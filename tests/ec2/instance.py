@@ -188,11 +188,7 @@ class Instance:
             "State": self.state_as_dict(now),
             "StateTransitionReason": self._transition(),
             "LaunchTime": as_datetime(self.launched_at),
-            "Placement": {
-                "AvailabilityZone": self.zone,
-                "GroupName": self.placement_group or "",
-                "Tenancy": "default",
-            },
+            "Placement": {"AvailabilityZone": self.zone, "GroupName": self.placement_group or "", "Tenancy": "default"},
             "MetadataOptions": {"State": "applied", **self.metadata_options},
             "ClientToken": self.client_token,
             "RootDeviceName": self.root_device,

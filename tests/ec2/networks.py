@@ -223,9 +223,7 @@ _SUBNET_READERS: Mapping[str, Reader] = {
     "subnet-id": lambda subnet: (subnet.subnet_id,),
     "vpc-id": lambda subnet: (subnet.vpc_id,),
 }
-_ROUTE_READERS: Mapping[str, Reader] = {
-    "vpc-id": lambda table: (table["VpcId"],),
-}
+_ROUTE_READERS: Mapping[str, Reader] = {"vpc-id": lambda table: (table["VpcId"],)}
 _GROUP_READERS: Mapping[str, Reader] = {
     "group-id": lambda group: (group.group_id,),
     "group-name": lambda group: (group.name,),

@@ -157,15 +157,9 @@ def _shown_image(image: Image, now: float) -> dict[str, Any]:
     }
 
 
-_TYPE_READERS: Mapping[str, Reader] = {
-    "instance-type": lambda machine: (machine.name,),
-}
-_OFFERING_READERS: Mapping[str, Reader] = {
-    "instance-type": lambda offering: (offering.instance_type,),
-}
-_IMAGE_READERS: Mapping[str, Reader] = {
-    "architecture": lambda image: (image.architecture,),
-}
+_TYPE_READERS: Mapping[str, Reader] = {"instance-type": lambda machine: (machine.name,)}
+_OFFERING_READERS: Mapping[str, Reader] = {"instance-type": lambda offering: (offering.instance_type,)}
+_IMAGE_READERS: Mapping[str, Reader] = {"architecture": lambda image: (image.architecture,)}
 _SPOT_READERS: Mapping[str, Reader] = {
     "availability-zone": lambda price: (price.zone,),
     "instance-type": lambda price: (price.machine.name,),

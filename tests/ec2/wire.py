@@ -121,8 +121,7 @@ def encode_error(service: str, code: str, message: str, status: int) -> Response
         return xml_response(status, f"<Error>{error}<RequestId>{request_id}</RequestId></Error>")
     if protocol == "ec2":
         return xml_response(
-            status,
-            f"<Response><Errors><Error>{error}</Error></Errors><RequestID>{request_id}</RequestID></Response>",
+            status, f"<Response><Errors><Error>{error}</Error></Errors><RequestID>{request_id}</RequestID></Response>"
         )
     kind = "Sender" if status < 500 else "Receiver"
     return xml_response(

@@ -203,14 +203,7 @@ class Outcome:
 class Run:
     """One seed's run, over all its drivers."""
 
-    def __init__(
-        self,
-        seed: int,
-        features: Features,
-        *,
-        check_every: int = 1,
-        keeps_story: bool = False,
-    ) -> None:
+    def __init__(self, seed: int, features: Features, *, check_every: int = 1, keeps_story: bool = False) -> None:
         """The state is checked after every `check_every`th event."""
         self._source = source = Random(seed)
         self.case = case_of(seed, features, source)

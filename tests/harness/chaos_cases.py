@@ -34,14 +34,7 @@ TWENTY_SEVEN = (
 """SHA(27, 1, 27, 3)."""
 
 Family = Literal[
-    "27 trials",
-    "random",
-    "brackets",
-    "asha",
-    "brackets that learn",
-    "asha that learns",
-    "population",
-    "caps",
+    "27 trials", "random", "brackets", "asha", "brackets that learn", "asha that learns", "population", "caps"
 ]
 """All but the first two are drawn only where they are asked for: two to four brackets in up to three lanes, trials that
 climb rungs, both with configurations that a sampler draws from results, a population whose worst trials take over

@@ -82,11 +82,7 @@ class Story:
         point = self.point
         self.job = self._job()
         self.world = World(
-            Path(self.here),
-            self.job,
-            boot_s=BOOT_S[point.cap],
-            together=point.one_zone,
-            ends=trial_ends(point.markets),
+            Path(self.here), self.job, boot_s=BOOT_S[point.cap], together=point.one_zone, ends=trial_ends(point.markets)
         )
         self.world.fake.fault = self.fault
         self.world.fake.world.spot.seed, self.world.fake.world.spot.swing = point.prices, SWING

@@ -85,12 +85,7 @@ def all_together(seed: object, *kinds: Family) -> Features:
 def case_of(seed: object, features: Features, source: Random, small: tuple[Offer, Profile] | None = None) -> Case:
     """Draw an experiment with these features, and its weather; `small`: on instances of your choice."""
     case = random_case(
-        source,
-        features.family,
-        replan=features.replan,
-        repeats=features.repeats,
-        resumes=features.resumes,
-        on=small,
+        source, features.family, replan=features.replan, repeats=features.repeats, resumes=features.resumes, on=small
     )
     job = case.job
     if features.listed:

@@ -17,11 +17,7 @@ from tests.builders.processes.segment_worker import Worker, gang_of, run_again, 
 
 NOISY = trials.entrypoint("adaptive_trials:Noisy")
 SEGMENT = replace(
-    segments.SEGMENT,
-    metric="train_loss",
-    config={},
-    until_iterations=6,
-    batch=AdaptiveBatch(max=512, interval=8),
+    segments.SEGMENT, metric="train_loss", config={}, until_iterations=6, batch=AdaptiveBatch(max=512, interval=8)
 )
 
 

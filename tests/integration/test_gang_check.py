@@ -31,11 +31,7 @@ def waits_briefly(plant: pytest.MonkeyPatch) -> None:
         ("planted_trials:Dropped", None, "0.weight differs between worker 0 (norm "),
         ("planted_trials:Scaled", None, "after an iteration on two workers, model['0.weight'] is not that of one"),
         ("planted_trials:Summed", None, "metrics['loss'] is not that of one worker; return means"),
-        (
-            "planted_trials:Forgetting",
-            None,
-            "model['0.weight'] is another one after a restart, as at each SYNC;",
-        ),
+        ("planted_trials:Forgetting", None, "model['0.weight'] is another one after a restart, as at each SYNC;"),
         ("planted_trials:Leaving", None, "set find_unused_parameters = True"),
         ("planted_trials:Freezing", follows_nothing, "Expected to have finished reduction"),
         ("planted_trials:Remembering", None, "0.weight differs between worker 0 (norm "),

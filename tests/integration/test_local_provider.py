@@ -220,9 +220,7 @@ def test_runs_at_once_take_different_gpus_and_a_killed_one_gives_its_own_back(
     assert clean_up(tmp_path / "other").ended, "nothing else ends what a killed driver and a killed guard left"
 
 
-def test_the_port_of_a_head_is_neither_taken_nor_given_to_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_port_of_a_head_is_neither_taken_nor_given_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     given_away = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     port = ray_node.free_port()
     assert port < int(given_away[0])

@@ -183,8 +183,7 @@ def test_a_program_begins_again_if_the_iteration_of_its_files_is_not_known(
 
 @pytest.mark.parametrize("source", [SAVES_FIRST, PRINTS_FIRST, SAVES_EVALUATES_PRINTS, PRINTS_EVALUATES_SAVES])
 @pytest.mark.parametrize(
-    ("every", "until"),
-    [(2, 3), *(pytest.param(*each, marks=pytest.mark.long) for each in ((2, 4), (3, 1)))],
+    ("every", "until"), [(2, 3), *(pytest.param(*each, marks=pytest.mark.long) for each in ((2, 4), (3, 1)))]
 )
 def test_a_program_that_saves_seldom_repeats_iterations(trial: Trial, source: str, every: int, until: int) -> None:
     head, source = source[: len(RESUMES)], source[len(RESUMES) :]

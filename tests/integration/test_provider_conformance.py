@@ -155,12 +155,7 @@ def _on_the_fake(world: World) -> ProviderUnderTest:
 
     provider = world.driver()
     return ProviderUnderTest(
-        provider,
-        lambda: world.sleep(provider.look_s),
-        lambda: world.now,
-        lease_s=200.0,
-        heard=world.beat,
-        take=take,
+        provider, lambda: world.sleep(provider.look_s), lambda: world.now, lease_s=200.0, heard=world.beat, take=take
     )
 
 

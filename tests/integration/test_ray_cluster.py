@@ -266,9 +266,7 @@ def provider(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[[], RayClust
     connection.close()
 
 
-def test_a_group_waits_for_free_gpus_and_a_fault_excludes_its_node(
-    provider: Callable[[], RayClusterProvider],
-) -> None:
+def test_a_group_waits_for_free_gpus_and_a_fault_excludes_its_node(provider: Callable[[], RayClusterProvider]) -> None:
     ours = provider()
     for instance in ("a", "b", "c"):
         ours.launch(instance)

@@ -188,11 +188,7 @@ def test_estimates_show_the_other_scheduler_beside() -> None:
     limits = PlanningConstraints(deadline_s=7200.0, max_gpus_per_trial=4)
     problem = Problem(brackets=[CHAIN], offer=OFFER, profile=PROFILE, constraints=limits)
     with_sync = estimate([problem], clock=time.perf_counter, other_scheduler=("asha", (CLIMB,)))
-    without = estimate(
-        [replace(problem, brackets=[(CLIMB,)])],
-        clock=time.perf_counter,
-        other_scheduler=("sha", CHAIN),
-    )
+    without = estimate([replace(problem, brackets=[(CLIMB,)])], clock=time.perf_counter, other_scheduler=("sha", CHAIN))
     (row,) = [one for one in with_sync.options if one.scheduler]
     assert (row.scheduler, row.job is not None) == ("asha", True)
     assert [one["scheduler"] for one in with_sync.to_json()["options"] if "scheduler" in one] == ["asha"]

@@ -56,9 +56,7 @@ def test_the_check_refuses_what_a_gang_would_be_refused(
     assert not problem.may_be_here
 
 
-def test_servers_are_refused_that_have_too_little_memory_for_all_workers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_servers_are_refused_that_have_too_little_memory_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=12_000))
     assert checked("Regression", {}, AsyncTraining())[0] == []
     (problem,), _ = checked("Regression", {}, AsyncTraining(), max_gpus=64)

@@ -298,11 +298,7 @@ def test_a_look_ends_what_is_not_what_was_asked_for(world: World) -> None:
 BOUGHT = Purchase(
     instance_type="g5.xlarge", zone="us-east-1a", market="spot", price_usd_per_hour=0.4, on_demand_usd_per_hour=1.0
 )
-AS_BOUGHT = {
-    "InstanceType": "g5.xlarge",
-    "InstanceLifecycle": "spot",
-    "MetadataOptions": {"HttpTokens": "required"},
-}
+AS_BOUGHT = {"InstanceType": "g5.xlarge", "InstanceLifecycle": "spot", "MetadataOptions": {"HttpTokens": "required"}}
 
 
 @pytest.mark.parametrize(

@@ -360,10 +360,7 @@ def test_commands_that_ask_for_experiments_are_sent_to_the_head(file: Path, home
 
 @pytest.mark.parametrize(
     ("words", "question"),
-    [
-        (("extend", "digits", "--deadline", "2h"), "Apply it?"),
-        (("rm", "digits", "other"), "Delete 2 experiments?"),
-    ],
+    [(("extend", "digits", "--deadline", "2h"), "Apply it?"), (("rm", "digits", "other"), "Delete 2 experiments?")],
 )
 def test_an_extension_and_a_deletion_are_shown_before_they_are_done(
     head: Head, words: tuple[str, ...], question: str
@@ -634,13 +631,7 @@ def test_with_credentials_of_another_account_commands_say_so_and_no_money_is_fre
 
 
 @pytest.mark.by_default(1)
-@pytest.mark.parametrize(
-    "at",
-    [
-        "look",
-        "start",
-    ],
-)
+@pytest.mark.parametrize("at", ["look", "start"])
 def test_a_login_that_expires_says_how_to_see_what_becomes_of_the_run(account: Account, head: Head, at: str) -> None:
     expired = list[str]()
 

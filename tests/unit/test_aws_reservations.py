@@ -177,8 +177,7 @@ def test_an_experiment_in_a_pool_ends_before_the_pools_reservation(
 
 
 @pytest.mark.parametrize(
-    "words",
-    [{"market": "spot"}, {"instance_types": ["g5.xlarge", "g4dn.xlarge"], "instance_type": None}],
+    "words", [{"market": "spot"}, {"instance_types": ["g5.xlarge", "g4dn.xlarge"], "instance_type": None}]
 )
 def test_spot_and_several_types_do_not_go_with_a_reservation(account: Account, words: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="reservation"):

@@ -537,11 +537,7 @@ def test_an_instance_prints_the_digest_of_the_drivers_wheel(
     paths = [str(installed.parent), *(path for path in sys.path if path and path != str(ROOT))]
     code = f"import sys; sys.path[:] = {paths!r}; from rubberband.cloud import wheel; wheel.main()"
     there = subprocess.run(
-        [sys.executable, "-I", "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
     ).stdout
     assert there == driver
     assert driver.split()[0] == hashlib.sha256(wheel.build_wheel()[1]).hexdigest()

@@ -486,10 +486,7 @@ def test_a_bucket_of_google_that_is_not_there_is_named_with_the_remedy(gcs):
 
 @pytest.mark.parametrize(
     ("url", "message"),
-    [
-        ("s3://", "write s3://bucket/prefix"),
-        ("s3://no-such-bucket/x", "no bucket no-such-bucket.*aws setup"),
-    ],
+    [("s3://", "write s3://bucket/prefix"), ("s3://no-such-bucket/x", "no bucket no-such-bucket.*aws setup")],
 )
 def test_where_s3_cannot_be_written_the_remedy_is_named(s3, url, message):
     with pytest.raises(InputError, match=message):

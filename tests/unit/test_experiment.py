@@ -325,14 +325,8 @@ def test_measured_delays_are_kept_one_by_one(tmp_path: Path) -> None:
         (b"{}", "seconds_per_iteration: is required; add it, and schema"),
         (b"\xff", "is not a JSON file"),
         (b"[" * 10_000, "is not a JSON file"),
-        (
-            b'{"schema": "rubberband.profile/1", "seconds_per_iteration": {"1": NaN}}',
-            "nan is not a finite number",
-        ),
-        (
-            b'{"schema": "rubberband.profile/1", "seconds_per_iteration": {"1": 1}, "trial_cvs": 1}',
-            "did you mean",
-        ),
+        (b'{"schema": "rubberband.profile/1", "seconds_per_iteration": {"1": NaN}}', "nan is not a finite number"),
+        (b'{"schema": "rubberband.profile/1", "seconds_per_iteration": {"1": 1}, "trial_cvs": 1}', "did you mean"),
         (b"0" * (2 << 20), "is larger than 1 MiB"),
     ],
 )

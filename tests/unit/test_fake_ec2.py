@@ -114,10 +114,7 @@ def cards(*kinds: str, **words: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("changed", "code"),
-    [
-        ({"SubnetId": "subnet-1"}, "InvalidSubnetID.NotFound"),
-        ({"SecurityGroupIds": ["sg-1"]}, "InvalidGroup.NotFound"),
-    ],
+    [({"SubnetId": "subnet-1"}, "InvalidSubnetID.NotFound"), ({"SecurityGroupIds": ["sg-1"]}, "InvalidGroup.NotFound")],
 )
 def test_a_launch_with_what_does_not_exist_is_refused(cloud: Cloud, changed: dict[str, Any], code: str) -> None:
     assert refused(cloud.ec2.run_instances, **cloud.order(**changed)) == code

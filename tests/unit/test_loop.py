@@ -53,8 +53,7 @@ class Plateau(Exact):
 
 
 @pytest.mark.parametrize(
-    ("trial", "config"),
-    [(Noisy, {}), (Noisy, {"optimizer": "adam", "scheduler": "plateau"}), (EveryBatch, {})],
+    ("trial", "config"), [(Noisy, {}), (Noisy, {"optimizer": "adam", "scheduler": "plateau"}), (EveryBatch, {})]
 )
 def test_restoring_after_every_iteration_equals_a_straight_run_bit_for_bit(store, trial, config):
     straight = reports(train(trial, store, config=config))

@@ -368,10 +368,7 @@ def test_a_start_that_the_user_ends_is_no_notice(tmp_path: Path, monkeypatch: py
     with receiving() as receiver:
         monkeypatch.setenv(NAME, receiver.url)
         for error in (Cancelled("no"), KeyboardInterrupt()):
-            with (
-                pytest.raises(type(error)),
-                noticed_start(folder, [NotifyAddress(url_from=NAME)], is_rehearsal=False),
-            ):
+            with pytest.raises(type(error)), noticed_start(folder, [NotifyAddress(url_from=NAME)], is_rehearsal=False):
                 raise error
     assert receiver.bodies == []
 

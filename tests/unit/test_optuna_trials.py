@@ -117,11 +117,7 @@ def test_each_new_step_is_an_iteration_with_its_checkpoint() -> None:
             trial.report(value, step, checkpoint={"step": step})
 
     _, reported = within(call)
-    assert reported == [
-        ({"loss": 1.0}, {"step": 0}),
-        ({"loss": 2.0}, {"step": 10}),
-        ({"loss": 4.0}, {"step": 20}),
-    ]
+    assert reported == [({"loss": 1.0}, {"step": 0}), ({"loss": 2.0}, {"step": 10}), ({"loss": 4.0}, {"step": 20})]
 
 
 def test_a_decorated_objective_reports_the_value_that_it_returns() -> None:

@@ -48,13 +48,7 @@ class World:
 
     def live(self, principal: str = "driver", **words: Any) -> Any:
         session = self.fake.session(principal)
-        return live_table(
-            resources(**words),
-            self.home,
-            session=session,
-            clock=lambda: self.now,
-            environment={},
-        )
+        return live_table(resources(**words), self.home, session=session, clock=lambda: self.now, environment={})
 
     def asked(self) -> list[str]:
         """The operations since the last time, in order and each once."""

@@ -161,12 +161,7 @@ def test_two_values_in_a_line_are_a_problem_with_a_pattern() -> None:
             "",
             "later lines: two kinds of line have loss, 'Epoch 0 [4/5] loss: 0.5' and",
         ),
-        (
-            LONG,
-            "Epoch {{epoch}} loss:",
-            "",
-            "later lines: two kinds of line have loss, 'Epoch 0 [14/5] loss: 0.5' and",
-        ),
+        (LONG, "Epoch {{epoch}} loss:", "", "later lines: two kinds of line have loss, 'Epoch 0 [14/5] loss: 0.5' and"),
     ],
 )
 def test_a_metric_in_two_kinds_of_line_is_a_problem(batches: str, one: str, other: str, found: str) -> None:
@@ -517,11 +512,7 @@ def test_a_program_that_reads_no_arguments_is_a_problem() -> None:
 @pytest.mark.parametrize(
     ("source", "command", "problem"),
     [
-        (
-            "print('hi'); raise SystemExit(3)",
-            "python train.py",
-            "python train.py ${args} ended with exit code 3",
-        ),
+        ("print('hi'); raise SystemExit(3)", "python train.py", "python train.py ${args} ended with exit code 3"),
         ("print('hi')", "python train.py", "without a report of loss"),
         ("", "python nosuch.py", "entrypoint.command: there is no nosuch.py in /"),
         ("", "nosuch train.py", "entrypoint.command: nosuch is not here; install it, or give its path"),

@@ -180,8 +180,7 @@ def test_slots_of_a_machine_are_those_of_its_scarcest_resource(head: Head, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("words", "selector"),
-    [({"slots": 2}, {"ray.io/node-id": "!in(g0)"}), ({"slots": None, "node_labels": {}}, {})],
+    ("words", "selector"), [({"slots": 2}, {"ray.io/node-id": "!in(g0)"}), ({"slots": None, "node_labels": {}}, {})]
 )
 def test_slots_take_no_node_with_gpus(
     head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: dict[str, Any], selector: dict[str, str]

@@ -43,9 +43,7 @@ POPULATIONS: dict[str, tuple[int, int, tuple[str, str]]] = {
     "pbt_convnet_function_example": (4, 10, ("stop=stopper,", 'stop={"training_iteration": 10},')),
 }
 """Example of population based training -> its trials and their iterations, and the line that changes beside Tuner's."""
-REFUSED = {
-    "pb2_example": "PB2 has no counterpart; use PopulationBasedTraining",
-}
+REFUSED = {"pb2_example": "PB2 has no counterpart; use PopulationBasedTraining"}
 """Example -> its line."""
 TORCHVISION = """
 import random

@@ -352,10 +352,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"stop": TrialPlateauStopper("loss", metric_threshold=0.5, mode="min")},
         "TrialPlateauStopper(metric_threshold=0.5)",
     ),
-    (
-        {"stop": [TrialPlateauStopper("loss"), TrialPlateauStopper("loss", std=0.1)]},
-        "a second TrialPlateauStopper",
-    ),
+    ({"stop": [TrialPlateauStopper("loss"), TrialPlateauStopper("loss", std=0.1)]}, "a second TrialPlateauStopper"),
     (
         {"stop": [{"training_iteration": 9}, TrialPlateauStopper("accuracy")]},
         "TrialPlateauStopper(metric='accuracy') in a search for loss",
@@ -388,10 +385,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"search_alg": OptunaSearch(study_name="own")}, "OptunaSearch(storage=..., study_name=...)"),
     ({"search_alg": OptunaSearch(sampler=TPE(n_startup_trials=3))}, "TPESampler(n_startup_trials=...)"),
     ({"search_alg": OptunaSearch(sampler=TPE(seed=3))}, "TPESampler(seed=...)"),
-    (
-        {"search_alg": OptunaSearch(sampler=optuna.samplers.RandomSampler())},
-        "OptunaSearch(sampler=RandomSampler(...))",
-    ),
+    ({"search_alg": OptunaSearch(sampler=optuna.samplers.RandomSampler())}, "OptunaSearch(sampler=RandomSampler(...))"),
     (
         {"search_alg": OptunaSearch({"a": optuna.distributions.FloatDistribution(0, 1)}, **OBJECTIVE)},
         "OptunaSearch(space=...) beside param_space, which draws lr,",
@@ -469,10 +463,7 @@ REMEDIED: list[tuple[dict[str, Any], str]] = [
         "CheckpointConfig(checkpoint_score_attribute='loss', checkpoint_score_order='max') is not the min of loss",
     ),
     ({"mode": None}, "the search has no metric or mode; write tune.TuneConfig"),
-    (
-        {"scheduler": PB2(hyperparam_bounds={"lr": [1, 2]})},
-        "PB2 has no counterpart; use PopulationBasedTraining,",
-    ),
+    ({"scheduler": PB2(hyperparam_bounds={"lr": [1, 2]})}, "PB2 has no counterpart; use PopulationBasedTraining,"),
     (mutating(time_attr="time_total_s"), "generations are counted in iterations; write time_attr='training_iteration'"),
     (mutating(custom_explore_fn=dict), "PopulationBasedTraining(custom_explore_fn=...) has no counterpart; compute"),
     (mutating(burn_in_period=6), "burn_in_period=6) has no counterpart beyond perturbation_interval=4; raise that"),

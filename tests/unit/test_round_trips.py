@@ -258,10 +258,7 @@ RECORDS: dict[str, tuple[Callable[[], Any], Callable[[Any, Path], Any]]] = {
         lambda: filled(Job),
         lambda value, _: journal.decode_job(journal.encode_job(value)),
     ),
-    "executor.journal.folder.write_labels": (
-        lambda: LABELS,
-        _in_folder(folder.write_labels, folder.read_labels),
-    ),
+    "executor.journal.folder.write_labels": (lambda: LABELS, _in_folder(folder.write_labels, folder.read_labels)),
     "executor.logs.pages.write_cursor": (
         lambda: pages.LogPlace(offsets={0: 7, 12: 9_000_000_000}, failure_seq=4),
         lambda value, _: pages.read_cursor(pages.write_cursor(value)),

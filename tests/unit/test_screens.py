@@ -243,10 +243,7 @@ ESTIMATES: dict[str, tuple[str, ...]] = {
     "free": ("resources.price_per_hour=0", "constraints.max_cost=null"),
     "per function": ("resources.billing=per_function", "resources.dataset_gb=100", "resources.data_price_per_gb=0.01"),
     "gap": ("profile.seconds_per_iteration={1: 110, 8: 18}",),
-    "beyond the profile": (
-        "profile.seconds_per_iteration={1: 10, 2: 6}",
-        "resources.gpus_per_trial={min: 4, max: 4}",
-    ),
+    "beyond the profile": ("profile.seconds_per_iteration={1: 10, 2: 6}", "resources.gpus_per_trial={min: 4, max: 4}"),
     "adaptive": ("batch={policy: goodput}", f"profile.goodput={GOODPUT}", "constraints.deadline=40m"),
     "only adaptive": ("batch={policy: goodput}", f"profile.goodput={GOODPUT}", "constraints.deadline=14m"),
     "no model": ("batch={policy: goodput}",),

@@ -27,10 +27,7 @@ from tests.builders.service_runs import (
 )
 from tests.builders.waiting import eventually
 
-NARROW = {
-    "provider": {"providers": ("local",)},
-    "cost": {"limits": ServiceLimits(max_cost_usd=3.0)},
-}
+NARROW = {"provider": {"providers": ("local",)}, "cost": {"limits": ServiceLimits(max_cost_usd=3.0)}}
 
 
 @pytest.mark.parametrize(("narrow", "text"), [("provider", "virtual is not allowed"), ("cost", "5.00 USD is more")])

@@ -57,8 +57,7 @@ def test_a_file_that_an_editor_of_windows_has_saved_says_the_same(name: str, tmp
 
 
 @pytest.mark.parametrize(
-    ("word", "hint"),
-    [("los", "; did you mean 'loss'?"), ("LOSS", "; did you mean 'loss'?"), ("banana", ""), ("", "")],
+    ("word", "hint"), [("los", "; did you mean 'loss'?"), ("LOSS", "; did you mean 'loss'?"), ("banana", ""), ("", "")]
 )
 def test_the_nearest_word_is_meant_whatever_its_case(word: str, hint: str) -> None:
     assert did_you_mean(word, ["accuracy", "loss"]) == hint

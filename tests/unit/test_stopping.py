@@ -241,11 +241,7 @@ def test_a_resume_decides_alike() -> None:
 
 WORDS: dict[str, Any] = {
     "name": "stops",
-    "search": {
-        "scheduler": {"type": "sha", "num_samples": 27, "max_t": 27},
-        "metric": "accuracy",
-        "mode": "max",
-    },
+    "search": {"scheduler": {"type": "sha", "num_samples": 27, "max_t": 27}, "metric": "accuracy", "mode": "max"},
     "constraints": {"deadline": "2h", "max_cost": 20},
     "resources": {"provider": "virtual", "gpus_per_instance": 4, "price_per_hour": 12.24, "max_instances": 4},
 }

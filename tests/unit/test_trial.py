@@ -179,11 +179,7 @@ def test_a_segment_that_is_not_walked_to_its_end_closes_the_trial(store):
         ({"loss": 0.7, "eval/loss": math.nan}, "not_a_number", "'loss' is 0.7 beside eval/loss=nan"),
         ({"loss": 0.0, "val_loss": math.inf}, "not_a_number", "'loss' is 0 beside val_loss=inf"),
         ({"loss": float(np.finfo(np.float32).max)}, "not_a_number", "'loss' is 3.4e+38, which stands for infinity"),
-        (
-            {"loss": 1.0, "steps": 10**5000},
-            "not_a_number",
-            "the metric 'steps' cannot be made a float (OverflowError",
-        ),
+        ({"loss": 1.0, "steps": 10**5000}, "not_a_number", "the metric 'steps' cannot be made a float (OverflowError"),
         ({"loss": Decimal("-1e400")}, "not_a_number", "the metric 'loss' cannot be made a float (OverflowError"),
         ({"loss": np.longdouble("1e400")}, "not_a_number", "the metric 'loss' cannot be made a float (OverflowError"),
         ({"loss": Decimal("sNaN")}, "not_a_number", "the metric 'loss' cannot be made a float (ValueError"),

@@ -330,12 +330,7 @@ def test_trials_are_compared_after_equal_iterations() -> None:
 def test_without_two_metrics_nothing_is_compared() -> None:
     nothing = with_trials([pick(0), pick(1)], lambda values: math.nan)
     assert comparable(nothing) is None
-    for result in (
-        nothing,
-        with_trials([pick(0)]),
-        with_trials([pick(0)] * 9),
-        with_trials([{}, {}], lambda _: 1.0),
-    ):
+    for result in (nothing, with_trials([pick(0)]), with_trials([pick(0)] * 9), with_trials([{}, {}], lambda _: 1.0)):
         assert slices(result) is None
         assert contour(result) is None
         assert contours(result) is None

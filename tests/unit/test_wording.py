@@ -99,13 +99,7 @@ def _prose_texts(source: str) -> Iterator[tuple[int, str]]:
         number += paragraph.count("\n")
 
 
-_READERS = {
-    ".py": _python_texts,
-    ".js": _script_texts,
-    ".sh": _script_texts,
-    ".html": _page_texts,
-    ".md": _prose_texts,
-}
+_READERS = {".py": _python_texts, ".js": _script_texts, ".sh": _script_texts, ".html": _page_texts, ".md": _prose_texts}
 
 
 def _files() -> list[Path]:

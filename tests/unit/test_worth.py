@@ -191,8 +191,7 @@ def test_journals_without_it_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chance", "text"),
-    [(0.0, "0 %"), (0.002, "less than 1 %"), (0.04, "4 %"), (0.996, "99 %"), (1.0, "100 %")],
+    ("chance", "text"), [(0.0, "0 %"), (0.002, "less than 1 %"), (0.04, "4 %"), (0.996, "99 %"), (1.0, "100 %")]
 )
 def test_a_chance_is_never_rounded_to_certainty(chance: float, text: str) -> None:
     assert likelihood(chance) == text

@@ -36,11 +36,7 @@ class ShedProvider(ClusterProvider):
         self._request, lease_s = request, request.resources.lease_length_s
         self._options = Options(**request.resources.options)
         self._head = ray_node.RayHead(
-            request.experiment,
-            request.directory,
-            lease_s=lease_s,
-            not_before=request.not_before,
-            token_path=token_path,
+            request.experiment, request.directory, lease_s=lease_s, not_before=request.not_before, token_path=token_path
         )
         self._machines = request.directory.resolve() / "machines"
         self._mutex = threading.RLock()

@@ -307,11 +307,7 @@ class AdaptiveBatching(Batching):
             else:
                 self._close_stretch(self._noise_scale)
         uses, self._uses = tuple(self._uses), []
-        return {
-            "batches": uses,
-            "limits": self._agent.limits,
-            "samples_per_iteration": self.samples_per_iteration,
-        }
+        return {"batches": uses, "limits": self._agent.limits, "samples_per_iteration": self.samples_per_iteration}
 
     def _decide(self) -> None:
         """Learn from the last stretch, and choose the batch of the next one; on all ranks."""

@@ -48,7 +48,7 @@ class LrScaling:
             raise refused(f"{call} failed: {one_line(error)}") from error
         if not (math.isfinite(found) and found > 0.0):
             raise refused(
-                f"{call} gave {found}; it must give a positive number, by which the learning rate is multiplied",
+                f"{call} gave {found}; it must give a positive number, by which the learning rate is multiplied"
             )
         return found
 

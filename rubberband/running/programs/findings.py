@@ -13,15 +13,7 @@ from rubberband.running.programs.patches import patch_of
 from rubberband.running.programs.starters import seen_from
 from rubberband.values.command import words_of
 
-__all__ = [
-    "booleans_of",
-    "findings_of",
-    "is_program",
-    "look",
-    "patch_of",
-    "tidied",
-    "with_look",
-]
+__all__ = ["booleans_of", "findings_of", "is_program", "look", "patch_of", "tidied", "with_look"]
 
 
 _READERS: tuple[tuple[Callable[[str], bool], Callable[[str, Path], TrialFindings]], ...] = (

@@ -371,10 +371,7 @@ def simulation_tables(answer: Estimate, simulation: SimulatedPlan | None) -> lis
         TextTable(
             title=f"The plan's DAG, simulated {counted(figures['num_samples'], 'time')}",
             header=("", "planned", "mean", "p5", "p50", "p95"),
-            rows=(
-                ("time", *times),
-                ("cost (USD)", *(usd(value, decimals) for value in (prediction.cost_usd, *cost))),
-            ),
+            rows=(("time", *times), ("cost (USD)", *(usd(value, decimals) for value in (prediction.cost_usd, *cost)))),
             notes=tuple(textwrap.wrap(f"Critical path: {path}.", _NOTE_WIDTH)),
         )
     ]
