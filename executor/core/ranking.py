@@ -44,10 +44,11 @@ def repeats_of(state: State, trial: TrialState) -> list[TrialState]:
 def standing(state: State, trial: TrialState) -> Standing:
     """Return the standing of a trial now, for views.
 
-    The repeats that count are those that were trained to the end or, without any, all that reported and did not fail.
+    The repeats that count are those by which `best_trial` ranks: all that reported and did not fail; at the end of a
+    search, those that were trained to the end, if there are any.
     """
-    repeats = repeats_of(state, trial)
-    done = [one for one in repeats if one.status is TrialStatus.COMPLETED]
+    repeats, is_done = repeats_of(state, trial), state.outcome == "done" and state.ended_by is None
+    done = [one for one in repeats if is_done and one.status is TrialStatus.COMPLETED]
     counting = done or [one for one in repeats if one.reports and one.status is not TrialStatus.FAILED] or [trial]
     return state.job.ranking.standing(trial.metrics, [one.metrics for one in counting])
 

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from rubberband.errors import InputError
-from rubberband.executor import TrialStatus, TrialStopRequested, best_trial, open_folder, rank, sampling
-from rubberband.executor.core.ranking import standing
+from rubberband.executor import (
+    Controller,
+    Event,
+    TrialStatus,
+    TrialStopRequested,
+    VirtualBackend,
+    best_trial,
+    open_folder,
+    rank,
+    sampling,
+)
+from rubberband.executor.core.history import TrialCut
+from rubberband.executor.core.ranking import repeats_of, standing
 from rubberband.executor.core.state import State
 from rubberband.executor.core.trial_state import TrialReport, TrialState
 from rubberband.executor.result.result import Objective
@@ -26,8 +39,11 @@ from rubberband.views.report.headlines import headlines
 from rubberband.views.report.tables import pareto, trials
 from tests.builders.experiment_words import words
 from tests.builders.jobs import JOB
+from tests.builders.plans import plan_job
 from tests.builders.results import a_result
 from tests.builders.stories import Story, begun
+from tests.builders.virtual_runs import run_virtual
+from tests.harness.chaos_stops import uneven
 
 VIRTUAL = {"provider": "virtual", "instance_type": "p3.2xlarge", "max_instances": 2}
 TWICE = dataclasses.replace(
@@ -245,6 +261,51 @@ def test_every_scheduler_repeats_on_the_virtual_clock(
     assert any(f"mean {best.standing.mean_text}" in line for line in headlines(result))
     assert best.standing.mean_text in trials(result, None).rows[0]
     assert trial_rows(result)[best.trial]["spread"] == best.standing.spread
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        {"type": "sha", "num_samples": 8, "max_t": 8, "reduction_factor": 2},
+        {"type": "asha", "num_samples": 8, "max_t": 8, "reduction_factor": 2},
+        {"type": "none", "num_samples": 6, "max_t": 8},
+        {"type": "hyperband", "max_t": 8, "reduction_factor": 2},
+    ],
+)
+@pytest.mark.parametrize("rule", [{"patience": {"iterations": 2}}, {"median": {"after": 1, "trials": 2}}])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_repeat_that_a_rule_ends_counts_in_the_mean_with_its_latest_report(
+    scheduler: dict[str, object], rule: dict[str, object], seed: int
+) -> None:
+    search = {"search__repeats": 3, "search__scheduler": scheduler, "search__stop": rule, "constraints__deadline": "5h"}
+    space = {"x": {"type": "uniform", "lower": 0, "upper": 1}}
+    experiment = Experiment(**words(entrypoint=None, resources=VIRTUAL, search__space=space, **search))
+    profile = experiment.loaded_profile()
+    assert profile is not None
+    job = plan_job(experiment, profile)
+    backend = VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, metric_of=uneven(seed))
+
+    def is_shown_by_what_it_ranks_by(_: Event, controller: Controller) -> None:
+        best = best_trial(controller.state)
+        if best is not None and controller.state.outcome is None:
+            reported = [one for one in repeats_of(controller.state, best) if one.has_reported]
+            mean = fmean(one.metric(job.metric) for one in reported)
+            assert standing(controller.state, best).mean == pytest.approx(mean)
+
+    state = run_virtual(job, backend=backend, observers=[is_shown_by_what_it_ranks_by])[0].state
+    assert state.history.of(TrialCut)
+    for stage in state.stages:
+        assert set(Counter(trial // 3 for trial in stage.ranking).values()) == {3}, "none is left out"
+    done = [trial for trial in state.trials if trial.status is TrialStatus.COMPLETED]
+    means = {
+        trial.trial // 3: fmean(one.metric(job.metric) for one in done if one.trial // 3 == trial.trial // 3)
+        for trial in done
+    }
+    best = best_trial(state)
+    assert best is not None
+    assert best.trial // 3 == (max if job.mode == "max" else min)(means, key=lambda unit: means[unit])
+    found = standing(state, best)
+    assert (found.repeats, found.mean) == (3, pytest.approx(means[best.trial // 3]))
 
 
 def test_samplers_learn_the_mean() -> None:
