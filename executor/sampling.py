@@ -24,6 +24,7 @@ from rubberband.executor.core.state import LaneState, State
 from rubberband.executor.core.trial_state import TrialState, TrialStatus
 from rubberband.executor.journal.inbox import DriverRequest, NewTrials
 from rubberband.spec.experiment import Experiment
+from rubberband.spec.population import Pbt
 from rubberband.spec.samplers import Configuration, Path, completed, configured, hashed, leaves, sample, trial_seed
 from rubberband.spec.scheduling import MAX_TRIALS
 from rubberband.spec.search import Also, Search
@@ -162,9 +163,9 @@ def _require_clonable(state: State, number: int, *, from_checkpoint: bool) -> No
 
 
 def explore(
-    search: Search, drawn: Mapping[int, Mapping[str, Any]], lane: LaneState, now: Callable[[], float]
+    search: Search, drawn: ChainMap[int, Mapping[str, Any]], lane: LaneState, now: Callable[[], float]
 ) -> list[TrialForked]:
-    """Return how the trials go on that take over checkpoints at a lane's SYNC; `drawn` are all present configurations.
+    """Return how the trials go on that take over checkpoints at a lane's SYNC; `drawn` are `configurations`.
 
     The numbers follow from the seed, the stage and the trial: a driver that is killed here decides alike once resumed.
     """
@@ -175,6 +176,10 @@ def explore(
         parent = parents[min(int(unit((), "parent") * len(parents)), len(parents) - 1)]
         before = drawn[parent.trial]
         own = search.scheduler.explored(search.space, before, unit)
+        chosen = dict[str, Any]()
+        if isinstance(search.scheduler, Pbt) and search.scheduler.explore == "gp":
+            chosen = _guided(search, search.scheduler, drawn, lane, parent, found, trial.trial)
+            own |= chosen
         names = [*own, *(name for name in before if name not in own)]
         place = stage.ranking.index(trial.trial) + 1 if trial.trial in stage.ranking else None
         why = "it had failed" if place is None else f"it was {place} of {ranked}"
@@ -190,17 +195,38 @@ def explore(
                     for name in names
                     if canonical(before.get(name)) != canonical(own.get(name))
                 },
-                reason=f"{why} after {job.stage_name(stage.stage)}",
+                reason=f"{why} after {job.stage_name(stage.stage)}{'; numbers by gp' if chosen else ''}",
             )
         )
     return found
+
+
+def _guided(
+    search: Search,
+    scheduler: Pbt,
+    drawn: ChainMap[int, Mapping[str, Any]],
+    lane: LaneState,
+    parent: TrialState,
+    found: Sequence[TrialForked],
+    trial: int,
+) -> dict[str, Any]:
+    """Return the numbers that the model chooses for a trial; `found` are the forks before in the same exchange."""
+    from rubberband.executor.exploring import guided  # NumPy
+
+    waiting = {one.trial for one in takers(lane)}
+    left = [one.trial for one in lane.state.trials if one.stopped_at is None and one.trial in lane.stage.trials]
+    going_on = {number: drawn[number] for number in left if number not in waiting}
+    going_on |= {one.trial: one.configuration for one in found}
+    ordered = {number: going_on[number] for number in sorted(going_on)}  # as of a driver that was killed amid them
+    seed = hashed(search.sampler.seed, "gp", lane.stage.stage, trial)
+    return guided(search, scheduler.modelled(search.space), lane, drawn.parents, ordered, parent, seed)
 
 
 def _unit_of(seed: int, stage: int, trial: int) -> Callable[[Path, str], float]:
     return lambda path, purpose: ((hashed(seed, "exchange", stage, trial, *path, purpose) >> 12) + 0.5) * 2.0**-52
 
 
-def configurations(state: State, setup: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:
+def configurations(state: State, setup: Mapping[str, Any]) -> ChainMap[int, Mapping[str, Any]]:
     """Return trial -> its present configuration, as far as they are drawn; `setup` is that of the journal's header."""
     return ChainMap(state.forked_configs, *first_configurations(state, setup).maps)
 

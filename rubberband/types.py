@@ -398,6 +398,9 @@ class PbtDict(TypedDict, total=False):
     """Share of the population that takes over checkpoints at an exchange, and of those that they are taken from."""
     perturb: Sequence[float]
     """Factors, of which one multiplies a number. A value of a choice moves to a neighbour instead."""
+    explore: Literal["perturb", "gp"]
+    """How numbers change: by `perturb` and `resample`, or as a Gaussian process has learned what they gain (PB2).
+    It chooses numbers with bounds; what has none, choices, and parameters of an option change as without it."""
     resample: float
     """Probability with which a parameter is drawn anew instead."""
     mutate: Sequence[str] | None

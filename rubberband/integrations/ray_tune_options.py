@@ -46,6 +46,10 @@ WORDS: Mapping[str, tuple[str, ...]] = {
         *("quantile_fraction", "resample_probability", "perturbation_factors", "custom_explore_fn", "log_config"),
         *("require_attrs", "synch"),
     ),
+    "PB2": (
+        *("time_attr", "metric", "mode", "perturbation_interval", "hyperparam_bounds", "quantile_fraction"),
+        *("log_config", "require_attrs", "synch", "custom_explore_fn"),
+    ),
     "MedianStoppingRule": (
         *("time_attr", "metric", "mode", "grace_period", "min_samples_required", "min_time_slice", "hard_stop"),
     ),
@@ -168,7 +172,7 @@ def _fill_search(
     learns = sampling.get("sampler", {}).get("type") == "optuna"
     space, points, trials = _with_grids(space, points, num_samples, learns)
     objective = _objective(config, scheduler, searcher, translated)
-    if type(scheduler).__name__ == "PopulationBasedTraining":
+    if type(scheduler).__name__ in ("PopulationBasedTraining", "PB2"):
         by_scheduler, space, points, notes = population_of(scheduler, space, points, trials, iterations)
         translated.notes += notes
     else:
@@ -259,17 +263,12 @@ def _is_drawn(value: Any) -> bool:
 # Schedulers.
 
 
-_OTHERS = {"PB2": "PopulationBasedTraining, which perturbs values and learns no model of them"}
-"""Scheduler without a counterpart -> the one to use instead, if not the usual ones."""
-
-
 def _scheduler(scheduler: Any, trials: int | str, iterations: int | None, limits: Mapping[str, Any]) -> dict[str, Any]:
     kind = type(scheduler).__name__.replace("AsyncHyperBandScheduler", "ASHAScheduler")
     if scheduler is None or kind in ("FIFOScheduler", "MedianStoppingRule"):
         return _fifo(trials, iterations, limits)
     if kind not in ("ASHAScheduler", "HyperBandScheduler"):
-        instead = _OTHERS.get(kind, "ASHAScheduler, HyperBandScheduler or MedianStoppingRule")
-        raise InputError(f"{kind} has no counterpart; use {instead}")
+        raise InputError(f"{kind} has no counterpart; use ASHAScheduler, HyperBandScheduler or MedianStoppingRule")
     if scheduler._time_attr != "training_iteration":
         raise refused(f"{kind}(time_attr={scheduler._time_attr!r})")
     if not scheduler._stop_last_trials:

@@ -105,6 +105,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
         "iterations": 5,
         "quantile": 0.25,
         "perturb": [0.8, 1.2],
+        "explore": "gp",
         "resample": 0.25,
         "mutate": ["lr", "momentum"],
     },

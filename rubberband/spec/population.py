@@ -53,6 +53,9 @@ class Pbt(Scheduler):
         tuple[Annotated[float, Field(strict=True, gt=0.0, allow_inf_nan=False)], ...], Field(min_length=1)
     ] = (0.8, 1.2)
     """Factors, of which one multiplies a number. A value of a choice moves to a neighbour instead."""
+    explore: Literal["perturb", "gp"] = "perturb"
+    """How numbers change: by `perturb` and `resample`, or as a Gaussian process has learned what they gain (PB2). It
+    chooses numbers with bounds; what has none, choices, and parameters of an option change as without it."""
     resample: Annotated[float, Field(strict=True, ge=0.0, le=1.0)] = 0.25
     """Probability with which a parameter is drawn anew instead."""
     mutate: Annotated[tuple[str, ...] | None, Field(min_length=1)] = None
@@ -69,7 +72,7 @@ class Pbt(Scheduler):
 
     @model_validator(mode="after")
     def _changes_something(self) -> Self:
-        if self.resample == 0.0 and set(self.perturb) == {1.0}:
+        if self.explore == "perturb" and self.resample == 0.0 and set(self.perturb) == {1.0}:
             raise fault("perturb=[1.0] with resample=0 changes nothing; write perturb: [0.8, 1.2]", at="perturb")
         return self
 
@@ -92,6 +95,18 @@ class Pbt(Scheduler):
         for name in self.mutate or ():
             if name not in known:
                 raise InputError(f"mutate: {shown(name)} is no parameter with a domain; {nearest(name, known)}")
+        if self.explore == "gp" and not self.modelled(space):
+            raise InputError("explore: gp chooses numbers with bounds, and none of them may change; leave it out")
+
+    def modelled(self, space: Mapping[str, Any]) -> list[tuple[str, Domain]]:
+        """Return the parameters that the model of `gp` chooses: numbers with bounds that may change."""
+        return [
+            (name, domain)
+            for name, domain in space.items()
+            if isinstance(domain, Domain)
+            and "lower" in domain.arguments
+            and (self.mutate is None or name in self.mutate)
+        ]
 
     def explored(self, space: Mapping[str, Any], configuration: Mapping[str, Any], unit: Unit) -> dict[str, Any]:
         """Return the configuration with each parameter of `mutate` perturbed or drawn anew (Jaderberg et al., 4.1).

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from rubberband.errors import RubberbandError
-from rubberband.executor import Controller, EventLog, Faults, Finish, Job, TrialForked, VirtualBackend, sampling
+from rubberband.executor import Controller, Event, EventLog, Faults, Finish, Job, TrialForked, VirtualBackend, sampling
 from rubberband.executor.run.driver import Explore
 from rubberband.spec.experiment import Experiment
 from tests.builders.memory import MemoryJournal
@@ -63,6 +63,7 @@ def random_population(source: Random) -> Experiment:
         generations=source.randint(1, 8),
         iterations=source.randint(1, 6),
         quantile=source.choice([0.1, 0.25, 0.5]),
+        explore=source.choice(["perturb", "perturb", "perturb", "gp"]),
     )
     seconds = {gpus: one_s / gpus**shrinks for gpus in (1, 2, 4)}
     words = experiment.to_words() | {
@@ -88,6 +89,14 @@ def job_within(experiment: Experiment, source: Random) -> Job:
             Experiment(**(experiment.to_words() | {"constraints": {"deadline": deadline, "resize_in_stage": False}}))
         )
     return job
+
+
+class ByTrial(VirtualBackend):
+    """Asks `metric_of` for the trial itself, also where it goes on from another one's checkpoint."""
+
+    def _as_report(self, run: Any, done: int, now: float) -> Event:
+        run.curve = run.start.trial
+        return super()._as_report(run, done, now)
 
 
 def explorer(experiment: Experiment, controller: Controller) -> Explore:

@@ -45,8 +45,10 @@ from rubberband.running.profile_cache import content_to_measure
 from rubberband.running.run import job_of
 from rubberband.spec.loading import experiment_of
 from rubberband.values.plan import Spent
+from tests.builders import populations
 from tests.builders.aws_account import Account
 from tests.builders.filled import plain
+from tests.builders.memory import MemoryJournal
 from tests.ec2.world import Reservation
 
 NOW = 1_800_000_000.0
@@ -87,7 +89,7 @@ def _wires(words: Mapping[str, Any], folder: Path) -> Wires:
     if spec.experiment.search.sampler.learns:
         taken["drawn"] = _drawn(spec)
     if job.stages[0].exchange is not None:
-        taken["explored"] = _explored(spec)
+        taken["explored"], taken["guided"] = _explored(spec), _guided(spec)
     if entrypoint is not None:
         taken["measured"] = plain(content_to_measure(experiment, entrypoint))
     taken["measuring"] = plain(profiling_limits(experiment, job.offer, 1, found.estimate.problem.constraints))
@@ -130,6 +132,13 @@ def _explored(spec: RunSpec) -> Any:
         search.scheduler.explored(search.space, spec.configurations[0], lambda path, purpose, by=at: by / 40)
         for at in range(1, 40)
     ]
+
+
+def _guided(spec: RunSpec) -> bool:
+    """Whether a model chooses numbers in a run on the virtual clock."""
+    journal = MemoryJournal()
+    populations.run(spec.experiment, journal=journal)
+    return any(event.reason.endswith("by gp") for event in populations.forks(journal))
 
 
 def _drawn(spec: RunSpec) -> Any:

@@ -108,10 +108,12 @@ def test_another_seed_changes_others() -> None:
     assert told[0] == told[1] != told[2]
 
 
-@given(st.integers(1, 200), st.booleans())
+@given(st.integers(1, 200), st.booleans(), st.sampled_from(["perturb", "gp"]))
 @settings(deadline=None, max_examples=examples(40))
-def test_a_driver_killed_after_any_event_decides_alike_once_resumed(events_before: int, replans: bool) -> None:
-    experiment = population(generations=3)
+def test_a_driver_killed_after_any_event_decides_alike_once_resumed(
+    events_before: int, replans: bool, explore: str
+) -> None:
+    experiment = population(generations=3, explore=explore)
     job = replace(job_of(experiment), replan=replans)
     unbroken, journal = MemoryJournal(), MemoryJournal()
     first = VirtualBackend(job.name, job.offer, job.profile, metric=job.metric)

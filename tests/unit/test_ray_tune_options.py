@@ -14,7 +14,13 @@ import optuna
 import pytest
 from ray import tune
 from ray.tune import schedulers
-from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, MedianStoppingRule, PopulationBasedTraining
+from ray.tune.schedulers import (
+    ASHAScheduler,
+    HyperBandScheduler,
+    MedianStoppingRule,
+    PopulationBasedTraining,
+    ResourceChangingScheduler,
+)
 from ray.tune.schedulers.pb2 import PB2
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, Repeater
 from ray.tune.search.optuna import OptunaSearch
@@ -457,13 +463,48 @@ def test_a_first_value_that_is_a_constant_is_that_of_all_trials(monkeypatch):
     assert found["search"]["points_to_evaluate"] == [{"lr": 0.1}] * 8
 
 
+def test_pb2_is_population_based_training_with_a_model_of_the_numbers(monkeypatch, capsys):
+    bounds = {"lr": [0.001, 0.1], "layers": [1, 4], "width": [2, 9]}
+    scheduler = PB2("training_iteration", perturbation_interval=4, hyperparam_bounds=bounds, quantile_fraction=0.5)
+    config = tune.TuneConfig(num_samples=6, scheduler=scheduler, **OBJECTIVE)
+    space = {"lr": 0.01, "layers": 2, "width": tune.randint(2, 5), "epochs": 9}
+    run = tune.RunConfig(stop={"training_iteration": 12})
+    search = words_of(monkeypatch, param_space=space, tune_config=config, run_config=run)["search"]
+    assert search["scheduler"] == {
+        "type": "pbt",
+        "population": 6,
+        "generations": 3,
+        "iterations": 4,
+        "quantile": 0.5,
+        "perturb": [0.8, 1.2],
+        "resample": 0.0,
+        "mutate": ["lr", "layers", "width"],
+        "explore": "gp",
+    }
+    assert search["space"] == {
+        "lr": rubberband.uniform(0.001, 0.1),
+        "layers": rubberband.randint(1, 5),
+        "width": rubberband.randint(2, 10),
+        "epochs": 9,
+    }
+    assert search["points_to_evaluate"] == [{"lr": 0.01, "layers": 2}] * 6
+    assert "width is drawn from hyperparam_bounds also at first" in capsys.readouterr().err
+
+
 REMEDIED: list[tuple[dict[str, Any], str]] = [
     (
         {"checkpoint_config": CHECKPOINTS(checkpoint_score_attribute="loss")},
         "CheckpointConfig(checkpoint_score_attribute='loss', checkpoint_score_order='max') is not the min of loss",
     ),
     ({"mode": None}, "the search has no metric or mode; write tune.TuneConfig"),
-    ({"scheduler": PB2(hyperparam_bounds={"lr": [1, 2]})}, "PB2 has no counterpart; use PopulationBasedTraining,"),
+    (
+        {"scheduler": PB2(hyperparam_bounds={"lr": [1, 2]}), "stop": {"training_iteration": 60}},
+        "PB2(time_attr='time_total_s'): generations are counted in iterations; write time_attr='training_iteration'",
+    ),
+    (
+        {"scheduler": ResourceChangingScheduler()},
+        "ResourceChangingScheduler has no counterpart; use ASHAScheduler, HyperBandScheduler or MedianStoppingRule",
+    ),
     (mutating(time_attr="time_total_s"), "generations are counted in iterations; write time_attr='training_iteration'"),
     (mutating(custom_explore_fn=dict), "PopulationBasedTraining(custom_explore_fn=...) has no counterpart; compute"),
     (mutating(burn_in_period=6), "burn_in_period=6) has no counterpart beyond perturbation_interval=4; raise that"),

@@ -213,6 +213,7 @@ LINES: dict[str, Line] = {
     "Pbt.generations": (POPULATION, "search.scheduler.generations", 2, 3),
     "Pbt.iterations": (POPULATION, "search.scheduler.iterations", 2, 3),
     "Pbt.quantile": (POPULATION, "search.scheduler.quantile", 0.25, 0.5),
+    "Pbt.explore": (POPULATION, "search.scheduler.explore", "perturb", "gp"),
     "Pbt.perturb": (POPULATION, "search.scheduler.perturb", [0.8, 1.2], [0.5, 2.0]),
     "Pbt.resample": (POPULATION, "search.scheduler.resample", 0.25, 0.75),
     "Pbt.mutate": (
@@ -483,9 +484,10 @@ header.configurations header.seeds job.stages plan: Pbt.population, Sha.num_samp
     NoScheduler.num_samples, WrittenStage.trials
 job.stages plan segment.max_iterations: Pbt.generations, Pbt.iterations, Sha.max_t, Asha.max_t, NoScheduler.max_t,
     WrittenStages.type, WrittenStages.stages, WrittenStage.iterations
-explored job.stages plan: Pbt.type
+explored guided job.stages plan: Pbt.type
 job.stages: Pbt.quantile
 explored: Pbt.perturb, Pbt.resample, Pbt.mutate
+guided: Pbt.explore
 job.stages plan: Sha.grace_period, Sha.reduction_factor, Asha.grace_period, Asha.reduction_factor, NoScheduler.type
 header.configurations header.seeds job.brackets job.lane_instances job.stages plan segment.max_iterations:
     Hyperband.type, Hyperband.max_t
