@@ -88,11 +88,7 @@ def of_restart(
     if how == "evaluates":
         return Restart(line=EVALUATES, resumes=True)
     if not how and value == last != unbroken:
-        remark = (
-            f"{begin}reports {metric} {value:.6g} of the last of these once more, which counts as a new iteration; "
-            "print the epoch beside the metric, or report no metric of what is loaded (docs/commands.md)"
-        )
-        return Restart(line=f"{TWICE} ({metric} {value:.6g})", resumes=True, remark=remark)
+        return _counted_twice(begin, f"{metric} {value:.6g}")
     if value != unbroken and not is_sure:
         return _unsure(_both(metric, value, unbroken), is_near=abs(value - unbroken) < abs(value - first) / 2.0)
     if _is_gross(value, unbroken) and abs(value - first) < abs(value - unbroken):
@@ -107,6 +103,15 @@ def _changed(what: str) -> Restart:
     """Return the verdict where the second start goes on, and not with what was saved."""
     remedy = "restore all that the metric comes from: weights, averages, the best so far"
     return Restart(resumes=True, problem=f"{what}; {remedy}")
+
+
+def _counted_twice(begin: str, value: str) -> Restart:
+    """Return the verdict where the first report is that of what was loaded."""
+    remark = (
+        f"{begin}reports {value} of the last of these once more, which counts as a new iteration; print the epoch "
+        "beside the metric, or report no metric of what is loaded (docs/commands.md)"
+    )
+    return Restart(line=f"{TWICE} ({value})", resumes=True, remark=remark)
 
 
 def _unsure(both: str, *, is_near: bool) -> Restart:

@@ -220,8 +220,6 @@ def serve(
         limits=_limits(body_limit, rate, planning_limit, max_running, max_cost),
         keeping=Keeping(events_s=_kept_s(keep_events)),
     )
-    if ssl_keyfile is not None and ssl_certfile is None:
-        raise InputError("--ssl-keyfile needs --ssl-certfile, the certificate that it is the key of")
     _serve(settings, serving.Transport(certfile=ssl_certfile, keyfile=ssl_keyfile, proxies=proxy or []))
 
 
@@ -239,6 +237,8 @@ def _limits(body_bytes: int, rate: float, planning: str, max_running: int, max_c
 
 
 def _serve(settings: Settings, transport: Transport) -> None:
+    if transport.keyfile is not None and transport.certfile is None:
+        raise InputError("--ssl-keyfile needs --ssl-certfile, the certificate that it is the key of")
     from rubberband.api.app import serving
 
     def announce(address: str, store: Store) -> None:
