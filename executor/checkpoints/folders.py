@@ -66,12 +66,17 @@ class _Entry:
 class FolderCheckpoint:
     """The files of a folder, which are on this machine's disk; `result.load_best(train)` returns it."""
 
-    __slots__ = ("_scratch", "path")
+    __slots__ = ("__weakref__", "_owner", "_verify", "path")
 
-    def __init__(self, path: Path, scratch: Scratch) -> None:
+    def __init__(self, path: Path, owner: object, verify: Callable[[], None] = lambda: None) -> None:
+        """`owner`: keeps the folder as long as it lives; `verify`: raises Rewritten if its files have changed."""
         self.path = path
         """Folder of the files, which goes with this object. They must not be changed."""
-        self._scratch = scratch
+        self._owner, self._verify = owner, verify
+
+    def verify(self) -> None:
+        """Raise Rewritten if a file has changed since the checkpoint was made."""
+        self._verify()
 
     @classmethod
     def from_directory(cls, folder: str | Path) -> FolderCheckpoint:
@@ -90,10 +95,9 @@ class FolderCheckpoint:
 
     @classmethod
     def _made(cls, make: Callable[[Path], object]) -> FolderCheckpoint:
-        made = cls(Path(), Scratch())
-        made.path = made._scratch.path / "files"
-        make(made.path)
-        return made
+        scratch = Scratch()
+        make(scratch.path / "files")
+        return cls(scratch.path / "files", scratch)
 
     def to_directory(self, folder: str | Path) -> Path:
         """Write the files into a folder, which is made if it is not there; return it. Raises OSError."""
@@ -106,8 +110,8 @@ class FolderCheckpoint:
         return [{entry.path: Path(entry.place).read_bytes() for entry in walk(str(self.path)) if not entry.is_folder}]
 
     def __setstate__(self, state: list[Mapping[str, bytes]]) -> None:
-        self._scratch = Scratch()
-        self.path = self._scratch.path / "files"
+        scratch = Scratch()
+        self.path, self._owner, self._verify = scratch.path / "files", scratch, lambda: None
         self.path.mkdir()
         for name, content in state[0].items():
             _require_inside(name)

@@ -210,6 +210,8 @@ def pack(kind: str, iterations: int, content: Mapping[str, Any]) -> Payload:
             **{str(number): each.path for number, each in enumerate(folders)},
         }
         write_archive(sources, to, kind=kind, iterations=iterations)
+        for folder in folders:
+            folder.verify()
 
     return write
 
@@ -389,7 +391,7 @@ def make_function_runner(
 class FunctionRunner(Runner):
     """Runs `train(config)` on one worker, in a thread; every `report` is one iteration."""
 
-    by_path = True
+    by_path = skips = True
 
     def __init__(self, function: TrainFunction, segment: Segment) -> None:
         self._function = function

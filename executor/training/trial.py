@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rubberband.executor.checkpoints.folders import FolderCheckpoint
+from rubberband.executor.checkpoints.scratch import Scratch
+from rubberband.executor.checkpoints.snapshots import Snapshots
 from rubberband.executor.training.reporting import Session
 
 if TYPE_CHECKING:
@@ -156,13 +158,14 @@ class _TuneSession:
         self.experiment_name = "rubberband"
         self.trial_dir = str(folder / "trial")
         Path(self.trial_dir).mkdir()
+        self._snapshots = Snapshots(Scratch())
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
         """Report an iteration, the last one with `done` or by the rule; a checkpoint's files are kept in ours."""
         kept = None
         if checkpoint is not None:
             with checkpoint.as_directory() as folder:
-                kept = FolderCheckpoint.from_directory(folder)
+                kept = self._snapshots.checkpoint(Path(folder))
         found = flat(metrics)
         result = {"training_iteration": self._session.iteration, **found}
         if found.get("done") or (self._stop is not None and self._stop(self.trial_id, result)):

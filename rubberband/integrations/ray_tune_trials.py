@@ -182,10 +182,11 @@ class TrainableTrial(Trial):
 
     def save(self) -> Any:
         """Return the files of `save_checkpoint`, and what Ray Tune counts."""
-        with tempfile.TemporaryDirectory(prefix="rubberband-checkpoint-") as folder:
-            metrics = self._made.save(folder).metrics
+        with tempfile.TemporaryDirectory(prefix="rubberband-checkpoint-") as place:
+            (folder := Path(place, "files")).mkdir()
+            metrics = self._made.save(str(folder)).metrics
             counts = {name: value for name, value in metrics.items() if name in _COUNTS}
-            return {"files": FolderCheckpoint.from_directory(folder), "counts": counts}
+            return {"files": FolderCheckpoint.taking(folder), "counts": counts}
 
     def load(self, state: Any) -> None:
         """Call `load_checkpoint` with the files."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.executor import CheckpointStore, SegmentReport
+from rubberband.executor.checkpoints import snapshots
 from rubberband.executor.checkpoints.folders import Rewritten, unpack
-from rubberband.executor.training.programs import snapshots
-from rubberband.executor.training.programs.snapshots import Snapshot, Snapshots
+from rubberband.executor.checkpoints.scratch import Scratch
+from rubberband.executor.checkpoints.snapshots import Snapshot, Snapshots
 from rubberband.executor.training.run import Reports
+from rubberband.executor.training.runner import pack
+from rubberband.executor.training.runner import unpack as unpacked
 
 LARGE, SMALL = b"l" * 64, b"s" * 8
 
@@ -27,9 +31,16 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "checkpoint").mkdir()
-    return tmp_path / "checkpoint"
+def scratch() -> Iterator[Scratch]:
+    yield (made := Scratch())
+    made.close()
+
+
+@pytest.fixture
+def folder(scratch: Scratch) -> Path:
+    """A folder on the file system of the snapshots."""
+    (scratch.path / "checkpoint").mkdir()
+    return scratch.path / "checkpoint"
 
 
 def packed(snapshot: Snapshot, to: Path) -> dict[str, bytes]:
@@ -52,9 +63,9 @@ def replaced(path: Path, content: bytes) -> None:
 
 
 def test_a_file_that_is_written_again_is_copied_and_one_that_is_replaced_is_linked(
-    folder: Path, tmp_path: Path
+    folder: Path, scratch: Scratch, tmp_path: Path
 ) -> None:
-    taken = Snapshots(tmp_path / "saved")
+    taken = Snapshots(scratch)
     for number in range(4):
         again, new = b"%d" % number + LARGE, b"new %d" % number + LARGE
         (folder / "again").write_bytes(again)
@@ -69,9 +80,9 @@ def test_a_file_that_is_written_again_is_copied_and_one_that_is_replaced_is_link
 
 
 def test_a_linked_file_that_is_written_while_it_is_packed_is_no_checkpoint_and_is_copied_from_then_on(
-    folder: Path, tmp_path: Path
+    folder: Path, scratch: Scratch, tmp_path: Path
 ) -> None:
-    taken = Snapshots(tmp_path / "saved")
+    taken = Snapshots(scratch)
     (folder / "first").write_bytes(LARGE)
     taken.take(folder, {})
     (folder / "second").write_bytes(LARGE)  # another name each time, as most programs have it
@@ -91,9 +102,9 @@ def test_a_linked_file_that_is_written_while_it_is_packed_is_no_checkpoint_and_i
 def test_a_snapshot_has_the_files_of_its_moment_or_says_that_it_has_not(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    top = tmp_path_factory.mktemp("snapshot")
-    (folder := top / "checkpoint").mkdir()
-    taken = Snapshots(top / "saved")
+    top, scratch = tmp_path_factory.mktemp("snapshot"), Scratch()
+    (folder := scratch.path / "checkpoint").mkdir()
+    taken = Snapshots(scratch)
     names = st.sampled_from(["a", "b", "c"])
 
     def act() -> None:
@@ -120,6 +131,31 @@ def test_a_snapshot_has_the_files_of_its_moment_or_says_that_it_has_not(
             assert packed(snapshot, top) == expected
         except Rewritten:
             assert any(is_linked(snapshot, path) for path in snapshot.links)
+
+
+def test_a_function_s_folder_is_kept_though_it_is_removed_or_written_again(
+    folder: Path, scratch: Scratch, tmp_path: Path
+) -> None:
+    taken = Snapshots(scratch)
+    for number in range(3):
+        (folder / "model").write_bytes(b"%d" % number + LARGE)
+        kept = taken.checkpoint(folder)
+        (folder / "model").unlink()
+        write = pack("function", number, {"state": None, "folders": [kept]})
+        place = kept.path
+        assert callable(write)
+        write(tmp_path / str(number))
+        found = unpacked(tmp_path / str(number), "function", number, None)["folders"][0]
+        assert (found.path / "model").read_bytes() == b"%d" % number + LARGE
+        del kept, write
+        assert not place.exists()
+    (folder / "model").write_bytes(b"3" + LARGE)
+    (folder / "other").write_bytes(b"4" + LARGE)
+    write = pack("function", 3, {"state": None, "folders": [taken.checkpoint(folder)]})
+    (folder / "other").write_bytes(b"5" + LARGE)
+    assert callable(write)
+    with pytest.raises(Rewritten):
+        write(tmp_path / "last")
 
 
 def report(iterations: int, saved: int | None = None) -> SegmentReport:

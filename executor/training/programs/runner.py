@@ -117,7 +117,7 @@ class CommandRunner(Runner):
         self._is_first_here = gang.place.local_rank == 0
         self._packed = self._place / "packed"
         """The checkpoint with which this segment began."""
-        self._saves = Saves(gang, self._checkpoint, self._place / "saved")
+        self._saves = Saves(gang, self._checkpoint, scratch)
         self._state_iterations = 0
         """Iterations that the files of the latest checkpoint hold."""
         self.counting = Counting(segment.metric)

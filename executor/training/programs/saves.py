@@ -17,10 +17,11 @@ from typing import Any
 from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.checkpoints.folders import Signature, signature
+from rubberband.executor.checkpoints.scratch import Scratch
+from rubberband.executor.checkpoints.snapshots import Snapshot, Snapshots
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.training.failures import refused
 from rubberband.executor.training.programs.gang import ProgramGang
-from rubberband.executor.training.programs.snapshots import Snapshot, Snapshots
 
 _TAKE, _SAVE = "take", "save"
 
@@ -28,10 +29,10 @@ _TAKE, _SAVE = "take", "save"
 class Saves:
     """The latest files of one machine that may become a checkpoint; asked by its first worker."""
 
-    def __init__(self, gang: ProgramGang, folder: Path, place: Path) -> None:
-        """`folder`: that of the programs on this machine; `place`: where snapshots are kept."""
+    def __init__(self, gang: ProgramGang, folder: Path, scratch: Scratch) -> None:
+        """`folder`: that of the programs on this machine; `scratch`: where snapshots are kept."""
         self._gang, self._folder = gang, folder
-        self._snapshots = Snapshots(place)
+        self._snapshots = Snapshots(scratch)
         self._latest: Snapshot | None = None
         self._old: list[Snapshot] = []
         """Snapshots that were packed when a later one was taken."""

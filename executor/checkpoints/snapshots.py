@@ -1,4 +1,4 @@
-"""The files of a program's checkpoint as they are at one moment, while it waits: it trains on while they are packed.
+"""The files of a checkpoint as they are at one moment, while its program or function waits: it trains on meanwhile.
 
 Small files are copied. Large ones are hard links where the program does not write again into the files that it has
 saved: it writes others in their place, or below another name, as most do. Whether it does is seen at its second save,
@@ -11,13 +11,14 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Collection, Mapping
+import weakref
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rubberband.executor.checkpoints import Payload
-from rubberband.executor.checkpoints.folders import Rewritten, settled, walk, write_archive
+from rubberband.executor.checkpoints.folders import FolderCheckpoint, Rewritten, settled, walk, write_archive
+from rubberband.executor.checkpoints.scratch import Scratch
 
 LARGE_BYTES = 2**24
 """Bytes of a file from which on it is linked."""
@@ -43,7 +44,7 @@ class Snapshot:
     has_files: bool = False
     is_packed_now: bool = False
 
-    def payload(self) -> Payload:
+    def payload(self) -> Callable[[Path], None]:
         """Return what writes them into an archive; they must stay until it is called.
 
         It raises CheckpointError, and Rewritten if the program has written into a file meanwhile.
@@ -54,9 +55,13 @@ class Snapshot:
     def _pack(self, to: Path) -> None:
         try:
             write_archive({"": self.path}, to, **self.content)
-            changed = [path for path, state in self.links.items() if _state(os.stat(self.path / path)) != state]
+            self.verify()
         finally:
             self.is_packed_now = False
+
+    def verify(self) -> None:
+        """Raise Rewritten if the program has written into a linked file."""
+        changed = [path for path, state in self.links.items() if _state(os.stat(self.path / path)) != state]
         if changed:
             self.rewritten.update(changed)
             raise Rewritten(f"{changed[0]} was written again while the checkpoint was packed")
@@ -66,12 +71,13 @@ class Snapshot:
 
 
 class Snapshots:
-    """Takes the snapshots of one program."""
+    """Takes the snapshots of one program or function."""
 
-    def __init__(self, place: Path) -> None:
-        """`place`: a folder for them, on the file system of the checkpoint."""
-        self._place = place
-        place.mkdir()
+    def __init__(self, scratch: Scratch) -> None:
+        """`scratch`: a folder for them, on the file system of the checkpoint."""
+        self._scratch = scratch
+        self._place = scratch.path / "saved"
+        self._place.mkdir()
         self._taken = 0
         self._before: dict[str, _State] = {}
         self._rewritten = set[str]()
@@ -85,6 +91,13 @@ class Snapshots:
         self._taken += 1
         snapshot, self._before = settled([folder], lambda: self._read(folder, content, without))
         return snapshot
+
+    def checkpoint(self, folder: Path) -> FolderCheckpoint:
+        """Return the files of a folder, for a function. Raises CheckpointError."""
+        snapshot = self.take(folder, {})
+        made = FolderCheckpoint(snapshot.path, self, snapshot.verify)
+        weakref.finalize(made, snapshot.remove)
+        return made
 
     def _read(
         self, folder: Path, content: Mapping[str, Any], without: Collection[str]
