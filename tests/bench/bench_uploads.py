@@ -4,8 +4,8 @@ Run: python -m tests.bench.bench_uploads [GIGABYTES [SECONDS [ITERATIONS]]]
 
 A program, and a function of Ray Tune, train on one core for so many seconds an iteration and save a folder of so many
 gigabytes after each: into the same files again, by files that take their places, or below a new name. Alone, the same
-loop saves and trains on. The cost is how much longer the iterations after the first take than alone, on a store that is a
-folder, and on S3 (moto, whose server takes CPU of the same machine). `report` is the part of it that the loop waits.
+loop saves and trains on. The cost is how much longer the iterations after the first take than alone, on a store that is
+a folder, and on S3 (moto, whose server takes CPU of the same machine). `report` is the part of it that the loop waits.
 """
 
 from __future__ import annotations
@@ -79,29 +79,35 @@ WAYS = ("again", "replace", "names")
 
 
 def measured(kind: str, how: str, url: str | None, words: dict[str, Any]) -> list[list[float]]:
-    """Run the loop in this process or in one of its own; return seconds of training, save and report by iteration."""
+    """Run the loop in a process; return its seconds of training, save and report by iteration."""
     with tempfile.TemporaryDirectory(prefix="rubberband-bench-", dir=words["place"]) as place:
         folder, times = Path(place, "folder"), Path(place, "times")
         folder.mkdir()
         gigabytes, units, iterations = (words[name] for name in ("gigabytes", "units", "iterations"))
         given = (how, str(gigabytes), str(units), str(iterations), str(times))
         if url is None:
-            subprocess.run(
-                [sys.executable, "program.py", str(folder), *given], cwd=words["place"], check=True, stdout=-3
-            )
+            alone = [sys.executable, "program.py", str(folder), *given]
+            subprocess.run(alone, cwd=words["place"], check=True, stdout=subprocess.DEVNULL)
         else:
-            command = ProgramCommand(words=(sys.executable, "program.py", "${checkpoint}", *given))
-            entrypoint = Entrypoint(module="", attribute="", search_path=(words["place"],), command=command)
-            if kind == "function":
-                entrypoint = Entrypoint.parse("function:function", (words["place"],))
             config = {**words, "folder": str(folder), "how": how, "times": str(times)}
-            segment = replace(SEGMENT, config=config, until_iterations=iterations, max_iterations=iterations + 1)
-            store = open_store(url)
-            for item in run_segment(entrypoint, segment, store):
-                assert not isinstance(item, SegmentFailure), item.message
-                if isinstance(item, SegmentReport) and item.checkpoint is not None:
-                    store.discard(item.checkpoint)  # as the driver does once there is a newer one
+            worker = [sys.executable, "-m", "tests.bench.bench_uploads", kind, url, json.dumps(config), *given]
+            subprocess.run(worker, cwd=ROOT, check=True)
         return [json.loads(line) for line in times.read_text().splitlines()]
+
+
+def work(kind: str, url: str, words: str, *given: str) -> None:
+    """Run the loop in a segment, as a worker does."""
+    config = json.loads(words)
+    command = ProgramCommand(words=(sys.executable, "program.py", "${checkpoint}", *given))
+    entrypoint = Entrypoint(module="", attribute="", search_path=(config["place"],), command=command)
+    if kind == "function":
+        entrypoint = Entrypoint.parse("function:function", (config["place"],))
+    iterations, store = config["iterations"], open_store(url)
+    segment = replace(SEGMENT, config=config, until_iterations=iterations, max_iterations=iterations + 1)
+    for item in run_segment(entrypoint, segment, store):
+        assert not isinstance(item, SegmentFailure), item.message
+        if isinstance(item, SegmentReport) and item.checkpoint is not None:
+            store.discard(item.checkpoint)  # as the driver does once there is a newer one
 
 
 def main(gigabytes: float, seconds: float, iterations: int) -> None:
@@ -138,5 +144,8 @@ def _middle(times: list[list[float]]) -> list[float]:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] in (["program"], ["function"]):
+        work(*sys.argv[1:])
+        sys.exit()
     given = [float(word) for word in sys.argv[1:]]
     main(*(given + [2.0, 10.0, 6.0][len(given) :])[:2], int((given + [2.0, 10.0, 6.0][len(given) :])[2]))
