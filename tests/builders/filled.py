@@ -16,15 +16,20 @@ import numpy as np
 import torch
 
 _numbers = itertools.count(3)
+_under_way: list[Any] = []
+"""Kinds that are being filled: one within itself has no further one."""
 
 
 def filled(kind: Any, /, **given: Any) -> Any:
     """Return an instance of a dataclass; every field but those `given` has another value than by default."""
     hints = get_type_hints(kind, vars(sys.modules[kind.__module__]) | vars(types), include_extras=True)
+    is_within = kind in _under_way
+    _under_way.append(kind)
     for each in dataclasses.fields(kind):
-        if each.init and each.name not in given:
+        if each.init and each.name not in given and not (is_within and kind in get_args(hints[each.name])):
             default = each.default_factory() if callable(each.default_factory) else each.default
             given[each.name] = value_of(hints[each.name], default)
+    _under_way.pop()
     return kind(**given)
 
 

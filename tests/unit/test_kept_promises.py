@@ -25,7 +25,9 @@ from rubberband.executor import Beat, Journal, Leases, RemoteAgent, Tick, connec
 from rubberband.executor import begin_journal as begin
 from rubberband.executor.checkpoints import folders
 from rubberband.executor.checkpoints import scratch as scratches
+from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.executor.core.forecast import lateness
+from rubberband.executor.training.programs.gang import Place, ProgramGang
 from rubberband.executor.training.programs.runner import CommandRunner
 from rubberband.planner.planning import LOWER_CONFIDENCES, _likeliest
 from rubberband.states import ExperimentState
@@ -192,14 +194,21 @@ def test_a_price_of_nothing_is_none(usd, unit, found):
 def test_the_copies_of_a_program_s_checkpoints_go_once_they_are_written(tmp_path, monkeypatch):
     monkeypatch.setattr(scratches, "machine_folder", lambda: tmp_path)
     command = ProgramCommand(words=("true",), metrics=Metrics(source="stdout"), launch="worker")
-    gang: Any = SimpleNamespace(leave=lambda: None, place=SimpleNamespace(local_rank=0), close=lambda: None)
-    runner = CommandRunner(command, segments.SEGMENT, str(tmp_path), gang, Environment())
+    scratch = Scratch()
+    gang = ProgramGang(Place.alone(folder=str(scratch.path)), None)
+    runner = CommandRunner(command, segments.SEGMENT, str(tmp_path), gang, Environment(), scratch)
     runner.begin(None)
     before = sorted((tmp_path / "scratch").rglob("*"))
-    for iterations in (1, 2):
+    for iterations in (1, 2, 3):
         payload: Any = runner.dump(iterations, {"loss": 0.5})
         payload(tmp_path / f"kept-{iterations}")
     assert sorted((tmp_path / "scratch").rglob("*")) == before
     assert (tmp_path / "kept-2").stat().st_size > 0
+    for iterations in (1, 2, 3):
+        (scratch.path / "checkpoint" / "state").write_text(str(iterations))
+        runner._take(iterations, {"loss": 0.5}, scratch.path / "checkpoint")
+        payload = runner.dump(iterations, {"loss": 0.5})
+        payload(tmp_path / f"kept-{iterations}")
+    assert [each.read_text() for each in (scratch.path / "saved").rglob("state")] == ["3"]
     runner.close()
     assert list((tmp_path / "scratch").iterdir()) == []
