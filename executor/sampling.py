@@ -24,7 +24,6 @@ from rubberband.executor.core.state import LaneState, State
 from rubberband.executor.core.trial_state import TrialState, TrialStatus
 from rubberband.executor.journal.inbox import DriverRequest, NewTrials
 from rubberband.spec.experiment import Experiment
-from rubberband.spec.population import Pbt
 from rubberband.spec.samplers import Configuration, Path, completed, configured, hashed, leaves, sample, trial_seed
 from rubberband.spec.scheduling import MAX_TRIALS
 from rubberband.spec.search import Also, Search
@@ -177,8 +176,8 @@ def explore(
         before = drawn[parent.trial]
         own = search.scheduler.explored(search.space, before, unit)
         chosen = dict[str, Any]()
-        if isinstance(search.scheduler, Pbt) and search.scheduler.explore == "gp":
-            chosen = _guided(search, search.scheduler, drawn, lane, parent, found, trial.trial)
+        if modelled := search.scheduler.modelled(search.space):
+            chosen = _guided(search, modelled, drawn, lane, parent, found, trial.trial)
             own |= chosen
         names = [*own, *(name for name in before if name not in own)]
         place = stage.ranking.index(trial.trial) + 1 if trial.trial in stage.ranking else None
@@ -203,7 +202,7 @@ def explore(
 
 def _guided(
     search: Search,
-    scheduler: Pbt,
+    modelled: Sequence[tuple[str, Domain]],
     drawn: ChainMap[int, Mapping[str, Any]],
     lane: LaneState,
     parent: TrialState,
@@ -219,7 +218,7 @@ def _guided(
     going_on |= {one.trial: one.configuration for one in found}
     ordered = {number: going_on[number] for number in sorted(going_on)}  # as of a driver that was killed amid them
     seed = hashed(search.sampler.seed, "gp", lane.stage.stage, trial)
-    return guided(search, scheduler.modelled(search.space), lane, drawn.parents, ordered, parent, seed)
+    return guided(search, modelled, lane, drawn.parents, ordered, parent, seed)
 
 
 def _unit_of(seed: int, stage: int, trial: int) -> Callable[[Path, str], float]:

@@ -99,11 +99,11 @@ class Pbt(Scheduler):
             raise InputError("explore: gp chooses numbers with bounds, and none of them may change; leave it out")
 
     def modelled(self, space: Mapping[str, Any]) -> list[tuple[str, Domain]]:
-        """Return the parameters that the model of `gp` chooses: numbers with bounds that may change."""
         return [
             (name, domain)
             for name, domain in space.items()
-            if isinstance(domain, Domain)
+            if self.explore == "gp"
+            and isinstance(domain, Domain)
             and "lower" in domain.arguments
             and (self.mutate is None or name in self.mutate)
         ]

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from rubberband.spec.fields import Words
 from rubberband.spec.samplers import SamplerType
+from rubberband.spec.space import Domain
 from rubberband.values.plan import SizeKey, Stage
 
 MAX_TRIALS = 1_000_000
@@ -49,3 +50,7 @@ class Scheduler(Words):
         `unit(path, purpose)` is the number in (0, 1) from which a parameter is changed. For stages with an `exchange`.
         """
         return dict(configuration)
+
+    def modelled(self, space: Mapping[str, Any]) -> list[tuple[str, Domain]]:
+        """Return the parameters, numbers with bounds, that a model of the results so far chooses in such a trial."""
+        return []

@@ -101,7 +101,11 @@ class World:
     def _opened(self, name: str) -> Iterator[Any]:
         limits = Limits()
         yield SimpleNamespace(
-            resumed=lambda: self._expected(name), limits_in_force=limits, num_trials=0, has_taken=lambda _: False
+            resumed=lambda: self._expected(name),
+            limits_in_force=limits,
+            num_trials=0,
+            has_taken=lambda _: False,
+            summary=Summary,
         )
 
     def _expected(self, name: str) -> Forecast:
