@@ -15,7 +15,8 @@ FSDP = """
     for layer in (model[0], model[2]):
         fully_shard(layer)
     fully_shard(model)
-    optimizer, begin, path = torch.optim.Adam(model.parameters(), lr=0.02), 0, os.path.join(sys.argv[1], "state")
+    optimizer = torch.optim.Adam(model.parameters(), lr=float(sys.argv[2]) if sys.argv[2:] else 0.02)
+    begin, path = 0, os.path.join(sys.argv[1], "state")
     if os.path.exists(path):
         weights, moments = get_state_dict(model, optimizer)
         state = {"model": weights, "optimizer": moments, "epoch": 0}

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import textwrap
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.builders.command_line import CommandLine
+from tests.builders.processes.segment_worker import gang_of
+from tests.builders.sharded_program import FSDP
 from tests.builders.waiting import eventually
+from tests.integration.test_program_gangs import Trial, losses
 
 pytestmark = [pytest.mark.long, pytest.mark.ray, pytest.mark.timeout(420)]
 
@@ -87,6 +91,54 @@ def test_a_program_trains_on_gangs_that_grow(command_line: CommandLine) -> None:
     assert not repeated(command_line)
     assert command_line.nothing_left()
     assert "train.py" in command_line.shows("status", "grows", "-o", "json")
+
+
+def test_a_sharded_program_is_checked_and_trains_on_gangs_of_two_machines_though_one_of_its_ranks_is_killed(
+    command_line: CommandLine, tmp_path: Path
+) -> None:
+    source = textwrap.dedent(FSDP).replace("rubberband.report(", "killed(rank, epoch, size), rubberband.report(")
+    killed = """
+        import os, pathlib, signal
+        def killed(rank, epoch, size):
+            with open("seen", "a") as file:
+                file.write(f"{size}\\n")
+            if (rank, epoch, size) == (1, 3, 4) and not os.path.exists("was-killed"):
+                pathlib.Path("was-killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+    """
+    (command_line.folder / "train.py").write_text(textwrap.dedent(killed) + source)
+    run = of(
+        "name=sharded",
+        f"entrypoint={{command: '{sys.executable} train.py ${{checkpoint}} ${{x}}'}}",
+        "search.space={x: {type: uniform, lower: 0.01, upper: 0.03}}",
+        "search.scheduler={type: stages, stages: [{trials: 2, iterations: 2}, {trials: 1, iterations: 6}]}",
+        "search.metric=loss",
+        "search.mode=min",
+        "constraints.objective=min_time",
+        "resources.gpus_per_instance=2",
+        "resources.max_instances=2",
+        "resources.gpus_per_trial={min: 2, max: 4}",
+        "profile.seconds_per_iteration={2: 4, 4: 1}",
+    )
+    run.remove("--no-check")
+    command_line(*run)
+    best = command_line.result("sharded").best
+    assert best is not None
+    assert best.iterations == 8
+    assert {"1", "2", "4"} <= set((command_line.folder / "seen").read_text().split()), "the check has one worker"
+    assert (command_line.folder / "was-killed").exists()
+    alone = Trial(tmp_path)
+    with gang_of(1) as workers:
+        words = f"python train.py ${{checkpoint}} {best.config['x']}"
+        by_hand = losses(alone.run(workers, FSDP, words, until_iterations=8)[0])
+    assert [metrics["loss"] for *_, metrics in best.curve] == pytest.approx(by_hand, abs=1e-6)
+    assert command_line.nothing_left()
+    command_line("best", "sharded", "--out", "best")
+    assert sorted(path.name for path in (command_line.folder / "best" / "state").iterdir())[:3] == [
+        ".metadata",
+        "__0_0.distcp",
+        "__1_0.distcp",
+    ]
 
 
 def test_a_function_in_a_gang_is_forked_from_its_imports(command_line: CommandLine) -> None:
