@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,14 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.executor import CheckpointStore, SegmentReport
-from rubberband.executor.checkpoints import snapshots
+from rubberband.executor import CheckpointRef, CheckpointStore, Entrypoint, SegmentReport, run_segment
+from rubberband.executor.checkpoints import LocalCheckpointStore, snapshots
 from rubberband.executor.checkpoints.folders import Rewritten, unpack
 from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.executor.checkpoints.snapshots import Snapshot, Snapshots
 from rubberband.executor.training.run import Reports
 from rubberband.executor.training.runner import pack
 from rubberband.executor.training.runner import unpack as unpacked
+from rubberband.values.command import ProgramCommand
+from tests.builders.segments import SEGMENT, reports
+from tests.builders.waiting import eventually
 
 LARGE, SMALL = b"l" * 64, b"s" * 8
 
@@ -197,3 +201,33 @@ def test_a_checkpoint_is_writing_until_it_is_durable_with_its_parts(store: Check
     assert [store.load(each) for each in found.checkpoint.files()] == [b"whole", b"part"]
     assert replace(found.checkpoint, parts=()).files() == (replace(found.checkpoint, parts=()),)
     reports.close()
+
+
+SAVES = """
+import os, pathlib, rubberband
+out = pathlib.Path(os.environ["RUBBERBAND_CHECKPOINT"])
+for epoch in range(1, 9):
+    (out / "n").write_text(str(epoch))
+    pathlib.Path(f"at-{epoch}").touch()
+    rubberband.report({"loss": 1 / epoch})
+"""
+
+
+def test_training_does_not_wait_for_a_slow_store(tmp_path: Path) -> None:
+    class Slow(LocalCheckpointStore):
+        def save(self, trial: int, iterations: int, payload: Any) -> CheckpointRef:
+            if iterations == 1:
+                eventually((tmp_path / "at-4").exists, "the fourth iteration, while the first is saved")
+            return LocalCheckpointStore.save(self, trial, iterations, payload)
+
+    (tmp_path / "train.py").write_text(SAVES)
+    (tmp_path / "store").mkdir()
+    command = ProgramCommand(words=(sys.executable, "train.py"))
+    entrypoint = Entrypoint(module="", attribute="", search_path=(str(tmp_path),), command=command)
+    segment = replace(SEGMENT, until_iterations=6, max_iterations=8)
+    found = reports(list(run_segment(entrypoint, segment, Slow(tmp_path / "store"))))
+    assert [each.iterations for each in found] == [1, 2, 3, 4, 5, 6]
+    assert [each.checkpoint is not None for each in found[:3]] == [True, False, False]
+    assert [each.saved_iterations for each in found[:3]] == [None, 1, 1]
+    assert found[-1].checkpoint is not None, "the last one always is"
+    assert found[-1].saved_iterations is None
