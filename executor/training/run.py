@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -103,7 +103,6 @@ def run_segment(
             try:
                 yield from _train(entrypoint, segment, store, reports, artifacts, resources)
             except TrainingEnded:
-                yield from reports.all()  # without its last checkpoint the trial has failed
                 yield from artifacts.new()
                 yield SegmentEnded()
         except GeneratorExit:
@@ -158,17 +157,25 @@ def _train(
         if is_first:
             yield SegmentRepeated(iterations=done)
     for iterations in range(segment.from_iterations + 1, segment.until_iterations + 1):
-        metrics = yield from _iterate(runner, iterations, reports, started)
+        try:
+            metrics = yield from _iterate(runner, iterations, reports, started)
+        except TrainingEnded:
+            yield from reports.all()  # without its last checkpoint the trial has failed
+            runner.part()
+            raise
         is_last = iterations == segment.until_iterations or runner.ended
-        saves = is_last or (runner.saves_after(iterations) and not (runner.skips and reports.is_writing))
+        saves = is_last or runner.saves_after(iterations)
         if is_first:
             yield from artifacts.new(iterations)
-            payload: Payload | None = None
-            if saves:
-                yield from reports.all()  # one checkpoint at a time
-                payload = runner.dump(iterations, metrics, is_last=is_last)
-                saved = runner.saved_iterations(iterations)
-            reports.add(_report(runner, iterations, metrics, saved), payload)
+            saved = runner.saved_iterations(iterations) if saves else saved
+            report, dump = _report(runner, iterations, metrics, saved), partial(runner.dump, iterations, metrics)
+            if saves and not is_last and runner.may_wait and reports.is_writing:
+                reports.add_later(report, dump, partial(runner.saved_iterations, iterations))
+            else:
+                if is_last:
+                    reports.overtake()
+                yield from reports.all() if saves else ()  # one checkpoint at a time
+                reports.add(report, dump(is_last=is_last) if saves else None)
         elif saves:
             runner.dump_part(iterations, is_last=is_last)
         if is_last:
@@ -258,13 +265,23 @@ def close_all(resources: list[_Closable], segment: Segment) -> None:
 # A thread writes the checkpoint, one at a time, while training goes on.
 
 
+@dataclass(slots=True)
+class _Waiting:
+    report: SegmentReport
+    written: Future[CheckpointRef] | None = None
+    dump: Callable[[], Payload] | None = None
+    """Returns its checkpoint, which is not written yet; None: it has none, or another report has overtaken it."""
+    held: Callable[[], int] = int
+    """Returns the iterations that `dump` would save now."""
+
+
 class Reports:
     """Reports of one segment, in order; they leave by the thread that iterates over `ready` or `all`."""
 
     def __init__(self, store: CheckpointStore, trial: int) -> None:
         self._store = store
         self._trial = trial
-        self._waiting: deque[tuple[SegmentReport, Future[CheckpointRef] | None]] = deque()
+        self._waiting = deque[_Waiting]()
         self._parts: Callable[[], tuple[CheckpointRef, ...]] = tuple
         self._saved = 0
         """Iterations that the latest durable checkpoint holds."""
@@ -277,21 +294,31 @@ class Reports:
     @property
     def is_writing(self) -> bool:
         """Whether a checkpoint is not durable yet."""
-        return any(written is not None and not written.done() for _, written in self._waiting)
+        return any(each.dump or (each.written is not None and not each.written.done()) for each in self._waiting)
 
     def add(self, report: SegmentReport, payload: Payload | None) -> None:
         """Append a report, and begin to write its checkpoint, if it has one."""
-        if payload is None:
-            self._waiting.append((report, None))
-            return
-        if self._writer is None:
-            self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rubberband checkpoint")
-        written = self._writer.submit(self._write, report.iterations, payload)
-        self._waiting.append((report, written))
+        self.overtake()
+        self._waiting.append(_Waiting(report))
+        if payload is not None:
+            self._waiting[-1].written = self._written(report, payload)
+
+    def add_later(self, report: SegmentReport, dump: Callable[[], Payload], held: Callable[[], int]) -> None:
+        """Append a report whose checkpoint is written as soon as that before it is durable.
+
+        It goes without, if another report comes first.
+        """
+        self.overtake()
+        self._waiting.append(_Waiting(report, dump=dump, held=held))
+
+    def overtake(self) -> None:
+        """Let the latest report go without its checkpoint, unless that is being written."""
+        if self._waiting:
+            self._waiting[-1].dump = None
 
     def ready(self) -> Iterator[SegmentReport]:
         """Yield those that can leave now. Raises CheckpointError if a checkpoint could not be written."""
-        while self._waiting and (self._waiting[0][1] is None or self._waiting[0][1].done()):
+        while self._waiting and ((written := self._begun()) is None or written.done()):
             yield self._next()
 
     def all(self) -> Iterator[SegmentReport]:
@@ -302,7 +329,7 @@ class Reports:
 
     def wait(self) -> None:
         """Wait until the next report can leave."""
-        if self._waiting and (written := self._waiting[0][1]) is not None:
+        if self._waiting and (written := self._begun()) is not None:
             written.exception()
 
     def rest(self) -> Iterator[SegmentReport]:
@@ -316,15 +343,31 @@ class Reports:
             self._writer.shutdown()
         self._waiting.clear()
 
+    def _begun(self) -> Future[CheckpointRef] | None:
+        """Return the write of the next report's checkpoint, which begins now if it has waited for those before."""
+        first = self._waiting[0]
+        if first.dump is not None:
+            report, dump, first.dump = first.report, first.dump, None
+            saves = report.iterations if report.saved_iterations is None else report.saved_iterations
+            if first.held() == saves:  # the trial may have gone on within its iteration
+                first.written = self._written(report, dump())
+        return first.written
+
     def _next(self) -> SegmentReport:
-        report, written = self._waiting.popleft()
+        first = self._waiting.popleft()
+        report = first.report
         with suppress(Rewritten):
-            if written is not None:
-                report = replace(report, checkpoint=written.result())
+            if first.written is not None:
+                report = replace(report, checkpoint=first.written.result())
                 self._saved = report.iterations if report.saved_iterations is None else report.saved_iterations
         if report.checkpoint is None:
             report = replace(report, saved_iterations=self._saved)
         return report
+
+    def _written(self, report: SegmentReport, payload: Payload) -> Future[CheckpointRef]:
+        if self._writer is None:
+            self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rubberband checkpoint")
+        return self._writer.submit(self._write, report.iterations, payload)
 
     def _write(self, iterations: int, payload: Payload) -> CheckpointRef:
         saved = self._store.save(self._trial, iterations, payload)

@@ -52,8 +52,8 @@ class Runner(ABC):
     """Whether `restore` takes a file with the checkpoint too, and keeps no more than it needs of it in memory."""
     by_path: ClassVar[bool] = False
     """Whether it is given a file even where no other worker needs it: the checkpoint may be a folder of any size."""
-    skips: ClassVar[bool] = False
-    """Whether a checkpoint is left out while the one before is still on its way to the store."""
+    may_wait: ClassVar[bool] = False
+    """Whether a checkpoint may wait while the one before is written, and is left out if a later one comes first."""
     parts_held: Sequence[Path] = ()
     """Files of the parts of the checkpoint that `begin` continues from, which other workers saved."""
     save: Callable[[int, Payload], CheckpointRef]
@@ -370,6 +370,13 @@ class _Ended:
     error: BaseException | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Reported:
+    metrics: Mapping[str, Any]
+    passed: tuple[bytes, Sequence[FolderCheckpoint]] | None
+    """The checkpoint, pickled, with the folders in it."""
+
+
 class _FunctionThread(Thread):
     """The thread of a function."""
 
@@ -391,7 +398,7 @@ def make_function_runner(
 class FunctionRunner(Runner):
     """Runs `train(config)` on one worker, in a thread; every `report` is one iteration."""
 
-    by_path = skips = True
+    by_path = may_wait = True
 
     def __init__(self, function: TrainFunction, segment: Segment) -> None:
         self._function = function
@@ -406,7 +413,7 @@ class FunctionRunner(Runner):
         """Whether the function has asked for its checkpoint."""
         self._over = False
         self._go: SimpleQueue[None] = SimpleQueue()
-        self._answers: SimpleQueue[Mapping[str, Any] | _Ended] = SimpleQueue()
+        self._answers: SimpleQueue[_Reported | _Ended] = SimpleQueue()
         self._thread: Thread | None = None
         self._switches = ThreadSwitches()
 
@@ -451,12 +458,10 @@ class FunctionRunner(Runner):
         """Hand over one iteration, and wait until the next is wanted. Called in the function's thread."""
         if self._over:
             raise SegmentOver
-        if checkpoint is not None:
-            self._state, self._folders = pickled(checkpoint)
-            self._state_iterations = self.iteration
-        elif self._is_first and self.segment.max_iterations != 1 and not self.ended:
+        passed = None if checkpoint is None else pickled(checkpoint)
+        if passed is None and self._is_first and self.segment.max_iterations != 1 and not self.ended:
             print(f"rubberband: {self._name}() {WITHOUT_CHECKPOINT}", file=sys.stderr, flush=True)
-        self._answers.put(metrics)
+        self._answers.put(_Reported(metrics, passed))
         self._go.get()
         if self._over:
             raise SegmentOver
@@ -482,13 +487,16 @@ class FunctionRunner(Runner):
         else:
             self._go.put(None)
 
-    def _reported(self, answer: Mapping[str, Any] | _Ended) -> Mapping[str, Any]:
+    def _reported(self, answer: _Reported | _Ended) -> Mapping[str, Any]:
         """Return the function's metrics. Raises what it raised; TrainingEnded if it returned after a report.
 
         Raises TrialFailure if it returned without any.
         """
         if not isinstance(answer, _Ended):
-            return answer
+            if answer.passed is not None:
+                self._state, self._folders = answer.passed
+                self._state_iterations = self.iteration
+            return answer.metrics
         if answer.error is not None:
             raise answer.error
         if not self._is_first:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.executor import CheckpointRef, CheckpointStore, Entrypoint, SegmentReport, run_segment
+from rubberband.executor import CheckpointRef, CheckpointStore, Entrypoint, SegmentEnded, SegmentReport, run_segment
 from rubberband.executor.checkpoints import LocalCheckpointStore, snapshots
-from rubberband.executor.checkpoints.folders import Rewritten, unpack
+from rubberband.executor.checkpoints.folders import Rewritten, read_manifest, unpack
 from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.executor.checkpoints.snapshots import Snapshot, Snapshots
 from rubberband.executor.training.run import Reports
@@ -228,6 +229,49 @@ def test_training_does_not_wait_for_a_slow_store(tmp_path: Path) -> None:
     found = reports(list(run_segment(entrypoint, segment, Slow(tmp_path / "store"))))
     assert [each.iterations for each in found] == [1, 2, 3, 4, 5, 6]
     assert [each.checkpoint is not None for each in found[:3]] == [True, False, False]
-    assert [each.saved_iterations for each in found[:3]] == [None, 1, 1]
+    assert [each.saved_iterations for each in found[:3]] == [None, 1, 1], "later saves have overtaken them"
     assert found[-1].checkpoint is not None, "the last one always is"
     assert found[-1].saved_iterations is None
+
+
+def test_a_checkpoint_that_has_waited_is_written_though_its_trial_ends_then(tmp_path: Path) -> None:
+    class Slow(LocalCheckpointStore):
+        def save(self, trial: int, iterations: int, payload: Any) -> CheckpointRef:
+            if iterations == 1:
+                eventually((tmp_path / "at-3").exists, "the last iteration, while the first is saved")
+                time.sleep(0.5)
+            return LocalCheckpointStore.save(self, trial, iterations, payload)
+
+    (tmp_path / "train.py").write_text(SAVES.replace("range(1, 9)", "range(1, 4)"))
+    (tmp_path / "store").mkdir()
+    store = Slow(tmp_path / "store")
+    command = ProgramCommand(words=(sys.executable, "train.py"))
+    entrypoint = Entrypoint(module="", attribute="", search_path=(str(tmp_path),), command=command)
+    *found, ended = run_segment(entrypoint, replace(SEGMENT, until_iterations=6, max_iterations=8), store)
+    assert isinstance(ended, SegmentEnded)
+    last = reports(found)[-1]
+    assert (last.iterations, last.saved_iterations) == (3, None)
+    assert last.checkpoint is not None
+    with store.file(last.checkpoint) as path:
+        assert read_manifest(path)["iterations"] == 3
+
+
+def test_a_report_that_has_waited_goes_without_what_its_trial_has_saved_since(store: CheckpointStore) -> None:
+    held, dumped = 2, list[int]()
+
+    def dump() -> bytes:
+        dumped.append(held)
+        return b"2"
+
+    made = Reports(store, 4)
+    made.begin(tuple, 0)
+    made.add(report(1), b"1")
+    made.add_later(report(2), dump, lambda: held)
+    held = 3  # within the next iteration
+    assert [each.saved_iterations for each in made.all()] == [None, 1]
+    assert dumped == []
+    made.add(report(3), b"3")
+    made.add_later(report(4, saved=3), dump, lambda: held)
+    assert [each.saved_iterations for each in made.all()] == [None, 3]
+    assert dumped == [3]
+    made.close()

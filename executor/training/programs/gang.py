@@ -107,6 +107,7 @@ class ProgramGang(Peers):
         self.leaders = leaders
         """The first workers of the other machines, if this is rank 0."""
         self._line = line
+        self._is_left = False
 
     @classmethod
     def join(cls, segment: Segment, folder: Path) -> ProgramGang:
@@ -143,6 +144,8 @@ class ProgramGang(Peers):
         found = dict[int, str]()
         while len(found) < len(self.leaders):
             self.check()
+            if self._is_left:
+                raise GangBroken("this worker has left its gang")
             for rank in set(self.leaders) - found.keys():
                 assert self._line is not None
                 if (answer := self._line.message_of(rank, start)) is not None:
@@ -160,10 +163,12 @@ class ProgramGang(Peers):
 
     def leave(self) -> None:
         """Leave in order: rank 0's farewell ends the programs of the others."""
+        self._is_left = True
         if self._line is not None:
             self._line.leave()
 
     def close(self) -> None:
+        self._is_left = True
         if self._line is not None:
             self._line.close()
 

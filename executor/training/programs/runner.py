@@ -91,7 +91,7 @@ def make_runner(entrypoint: Entrypoint, target: ProgramCommand, segment: Segment
 class CommandRunner(Runner):
     """Runs a command; every report, or every line with the metric, is one iteration. Rank 0's count."""
 
-    maps = by_path = skips = True
+    maps = by_path = may_wait = True
     announces = False
     """Whether the process says when its start is over; it counts as over at once otherwise."""
     forks = False
@@ -454,7 +454,6 @@ class CommandRunner(Runner):
         if code == 0:
             self._require_number()
         if code == 0 and self._iteration > 1:
-            self._gang.leave()
             raise TrainingEnded
         raise self._failure(code)
 
