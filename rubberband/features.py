@@ -18,6 +18,8 @@ from rubberband.errors import InputError
 Socket = Literal[
     "division",  # takes the loop, and returns how it divides batches; None where the segment does not ask for it
     "batching",  # takes the loop, and returns how it changes the batch size, or None
+    "layout",  # takes the loop, and returns how its model lies on the workers; None: whole on each
+    "divided checkpoint",  # takes a file and those of other workers, and returns the content with whole tensors
     "loop",  # takes the trial and the segment, and returns another runner, or None
     "problem",  # takes an experiment, a profile and the plain problem; returns that of a model of its speed, or None
     "changes",  # takes a plan and its problem, and yields inputs of a model that an estimate's assumptions try
@@ -45,7 +47,7 @@ Socket = Literal[
     "listing",  # takes the address of a store and a home, and returns what a service lists there
 ]
 """Sockets of the core: each may get a function or class of a feature, which it calls so."""
-LOOP: tuple[Socket, ...] = ("division", "batching", "loop")
+LOOP: tuple[Socket, ...] = ("division", "batching", "layout", "loop")
 """Sockets of the training loop."""
 Panel = Literal["Plan", "Run", "Results", "Service and EC2"]
 
@@ -97,6 +99,15 @@ FEATURES = (
             "noise scale": "planner.goodput.planning:at_noise_scale",
             "batches over time": "views.charts.batches:batches_over_time",
             "batches by GPUs": "views.charts.batches:batches_by_gpus",
+        },
+    ),
+    Feature(
+        "Sharded models",
+        "sharded.md",
+        (f"{_TRAIN}.sharding",),
+        joins={
+            "layout": f"{_TRAIN}.sharding.fsdp:make_layout",
+            "divided checkpoint": f"{_TRAIN}.sharding.pieces:read_whole",
         },
     ),
     Feature(

@@ -177,7 +177,7 @@ def settled(folders: Sequence[Path], read: Callable[[], _Read]) -> _Read:
     )
 
 
-def join(first: Path, parts: Sequence[Path], to: Path) -> None:
+def join(first: bytes | Path, parts: Sequence[bytes | Path], to: Path) -> None:
     """Write one archive of a checkpoint in parts. Raises CheckpointError, and OSError for a full disk."""
     with Scratch() as scratch:
         manifest = unpack(first, scratch / "files", parts)
@@ -185,7 +185,7 @@ def join(first: Path, parts: Sequence[Path], to: Path) -> None:
         write_archive({"": scratch / "files"}, to, **content)
 
 
-def unpack(payload: bytes | Path, folder: Path, parts: Sequence[Path] = ()) -> dict[str, Any]:
+def unpack(payload: bytes | Path, folder: Path, parts: Sequence[bytes | Path] = ()) -> dict[str, Any]:
     """Write the files of an archive into a folder, which is empty or not there; return the manifest.
 
     `parts`: archives of the other machines of its gang. A file that a machine has written counts before one with which
@@ -218,6 +218,17 @@ def read_manifest(payload: bytes | Path) -> dict[str, Any]:
     """Return the manifest of an archive. Raises CheckpointError."""
     with _opened(payload) as archive:
         return _manifest(archive)
+
+
+def members(payload: bytes | Path) -> dict[str, tuple[int, int]]:
+    """Return path of each file in an archive -> its first byte in there, and its size. Raises CheckpointError."""
+    with _opened(payload) as archive:
+        _manifest(archive)
+        return {
+            info.name.removeprefix(_FILES): (info.offset_data, info.size)
+            for info in archive.getmembers()
+            if info.name.startswith(_FILES)
+        }
 
 
 def is_archive(payload: bytes | Path) -> bool:
@@ -407,7 +418,7 @@ def _extracted(payload: bytes | Path, draft: Path) -> dict[str, Any]:
     return manifest
 
 
-def _add_part(part: Path, draft: Path, written: set[str]) -> None:
+def _add_part(part: bytes | Path, draft: Path, written: set[str]) -> None:
     """Add the files of another machine's archive, but those that are `written`."""
     there = draft.with_name(f"{draft.name}.part")
     there.mkdir()

@@ -68,7 +68,7 @@ def save_files(trained: TrialResult, folder: str | os.PathLike[str], *, is_simul
             state = _state(unpack(path, kind, trained.iterations, "cpu"), "cpu")
             if isinstance(state, FolderCheckpoint):
                 return _written(state, place)
-        if kind is None and is_zipfile(path):
+        if kind == "torch" or (kind is None and is_zipfile(path)):
             return _save_model(trained, path, place / "model.pt" if place.is_dir() else place)
         if kind != "program":
             raise InputError(f"trial {trained.trial} is Python, with no folder of files; result.load_best() loads it")
@@ -142,14 +142,13 @@ def _checkpoint(trained: TrialResult, is_simulated: bool) -> Iterator[Path]:
 
 
 def _torch(trained: TrialResult, target: type[TorchTrial], path: Path, device: str) -> TorchTrial:
-    import torch
 
-    from rubberband.executor.training.checkpoint import Model, TrainedParameters, on_device
+    from rubberband.executor.training.checkpoint import Model, TrainedParameters, on_device, read
 
     check_device(device)
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=False)
-    except Exception as error:
+        loaded = read(path)
+    except CheckpointError as error:
         raise _unlike(target, error) from error
     content = _checked(lambda: expect(loaded, "torch", trained.iterations), target)
     trial = target()

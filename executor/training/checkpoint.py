@@ -25,8 +25,10 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from rubberband.errors import CheckpointError
+from rubberband.executor.checkpoints.folders import is_archive
 from rubberband.executor.training.components import Component
 from rubberband.executor.training.options import Group
+from rubberband.features import part
 
 MOST_KEPT_BYTES = 2 << 30
 """The most memory that a process keeps from one segment to the next."""
@@ -297,8 +299,13 @@ def on_device(state: Any, host: Collection[int], device: str | torch.device) -> 
 # Files.
 
 
-def read(payload: bytes | Path) -> Any:
-    """Return the content of a checkpoint, in host memory; a file is mapped. Raises CheckpointError."""
+def read(payload: bytes | Path, parts: Sequence[bytes | Path] = ()) -> Any:
+    """Return the content of a checkpoint, in host memory; a file is mapped. Raises CheckpointError.
+
+    `parts`: files that other workers of its gang have saved.
+    """
+    if is_archive(payload):
+        return part("divided checkpoint")(payload, parts)
     # Not weights_only: LR schedules and extra states may hold objects of the user's own classes, and the store has
     # compared the bytes with the digest in the journal.
     # In host memory: what belongs on the GPU is copied there, and all that was not there must stay.

@@ -23,6 +23,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import Subset
 
+from rubberband.executor.checkpoints import Payload
+from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.training.check_findings import TrialFault, difference
 from rubberband.executor.training.check_workers import TrainServer, WorkerRun, failure_of, gang_of
 from rubberband.executor.training.checkpoint import read
@@ -155,7 +157,7 @@ class Comparison:
         file = _file(Path(self._folder.name), segment, iterations)
         if not file.exists():
             return {}
-        content = read(file)
+        content = read(file, _parts(file))
         kept = {name: content[name] for name in ("model", "parameters", "optimizer")}
         known = (segment.metric, "train_loss")
         return {**kept, "metrics": {name: value for name, value in content["metrics"].items() if name in known}}
@@ -211,6 +213,11 @@ def _file(folder: Path, segment: Segment, iterations: int) -> Path:
     return folder / f"{segment.attempt}-{segment.num_workers}-{iterations}"
 
 
+def _parts(file: Path) -> list[Path]:
+    """Return the files that the other workers have saved of a checkpoint."""
+    return sorted(file.parent.glob(f"{file.name}-part-*"))
+
+
 def _train(entrypoint: Entrypoint, folder: Path, is_gang: bool, segment: Segment) -> Iterator[int]:
     """Train a segment of short iterations; rank 0 writes a checkpoint after each of them."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
@@ -220,7 +227,17 @@ def _train(entrypoint: Entrypoint, folder: Path, is_gang: bool, segment: Segment
     short = _Shortened(target(), segment, is_gang=is_gang)
     gang = Gang.join(rank=segment.rank, num_workers=segment.num_workers, rendezvous=segment.rendezvous, device="cpu")
     runner = TorchRunner(short.trial, segment, gang, shares=short.shares)
-    runner.begin(_file(folder, replace(segment, attempt=0), done) if done else None)
+
+    def save(iterations: int, payload: Payload) -> CheckpointRef:
+        path = _file(folder, segment, iterations)
+        path = path.with_name(f"{path.name}-part-{segment.rank}")
+        assert callable(payload)
+        payload(path)
+        return CheckpointRef(url=str(path), digest="", size_bytes=0)
+
+    held = _file(folder, replace(segment, attempt=0), done) if done else None
+    runner.parts_held = [] if held is None else _parts(held)
+    runner.begin(held)
     for short.iteration in range(done + 1, segment.until_iterations + 1):
         metrics = runner.iterate(short.iteration)
         if segment.rank == 0:
@@ -228,6 +245,10 @@ def _train(entrypoint: Entrypoint, folder: Path, is_gang: bool, segment: Segment
             payload = runner.dump(short.iteration, metrics, is_last=is_last)
             assert callable(payload)
             payload(_file(folder, segment, short.iteration))
+            runner.parts()
+        else:
+            runner.save = save
+            runner.dump_part(short.iteration)
         yield short.iteration
         if runner.ended:
             break
@@ -270,7 +291,7 @@ class _Shortened:
 
         def built(config: Mapping[str, Any]) -> nn.Module:
             model = build_model(config)
-            if own.precision == "fp16":  # which leaves out a step where a share alone overflows
+            if own.precision == "fp16" or own.sharding:  # a share alone may overflow; divided weights are rounded
                 own.precision = "32"
             for each in model.modules():
                 if is_gang and isinstance(each, _BatchNorm):

@@ -28,6 +28,7 @@ from rubberband.executor.training.failures import one_line
 from rubberband.executor.training.kinds import kind_of
 from rubberband.executor.training.torch_trial import (
     ASYNC_REFUSAL,
+    DIVIDED,
     FIXED,
     TorchTrial,
     accepts,
@@ -160,6 +161,8 @@ class Entrypoint:
             )
         if adaptive and has_override(target, "step"):
             raise EntrypointError(f"{self} {FIXED}")
+        if target.sharding is not None:
+            raise EntrypointError(f"{self} has {DIVIDED[adaptive]}")
         for name in () if adaptive else ("step", "on_step"):
             if has_override(target, name):
                 raise EntrypointError(f"{self} overrides {name}(), which {ASYNC_REFUSAL}")

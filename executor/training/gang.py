@@ -188,6 +188,18 @@ class Gang(Peers):
         self._await([key])
         return float(self._store.get(key).decode())
 
+    def tell(self, name: str, text: str) -> None:
+        """Leave a text of that name for rank 0; any thread may."""
+        assert self._store is not None
+        self._store.set(f"told-{name}-{self.rank}", text)
+
+    def told(self, name: str) -> list[str]:
+        """Return the texts of that name of the other ranks, once all are there. Raises GangBroken if one is lost."""
+        keys = [f"told-{name}-{rank}" for rank in range(1, self.num_workers)]
+        self._await(keys)
+        assert self._store is not None
+        return [self._store.get(key).decode() for key in keys]
+
     def meet(self) -> None:
         """Wait until every worker is here, however long that takes. Raises GangBroken if one is lost."""
         if self._store is None:

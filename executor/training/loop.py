@@ -38,17 +38,9 @@ import torch
 from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.checkpoints.folders import FORMAT
+from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.training.changing import Built, misfit
-from rubberband.executor.training.checkpoint import (
-    HostCopy,
-    Model,
-    Optimizers,
-    TrainedParameters,
-    on_device,
-    on_host,
-    read,
-    write,
-)
+from rubberband.executor.training.checkpoint import Model, Optimizers, TrainedParameters, on_device, on_host
 from rubberband.executor.training.clocks import ComputeTimer
 from rubberband.executor.training.components import Component, Division, SharePolicy
 from rubberband.executor.training.data import Feed, iteration_of
@@ -56,6 +48,7 @@ from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import TrialFailure, refused
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gpu_rows import Residence
+from rubberband.executor.training.layout import Layout
 from rubberband.executor.training.loading import LoaderSettings, Part
 from rubberband.executor.training.metrics import Evaluation
 from rubberband.executor.training.options import build_optimizer, check_words
@@ -111,10 +104,10 @@ class TorchRunner(Runner):
         """The trial's own limit of samples that go through the model at once."""
         if trial.max_batch_size_per_gpu is not None:
             self.limit = positive("max_batch_size_per_gpu", trial.max_batch_size_per_gpu)
+        self.layout: Layout = made_by("layout", self) or Layout(self)
         self._build_data()
         self._build_model(shares)
         self._batch_report = BatchReport()
-        self._host_copy = HostCopy(self.device)
         self.checkpoint_every = positive("checkpoint_every", trial.checkpoint_every)
         self.components = self._listed()
         self._built = Built(self, configuration)
@@ -146,7 +139,8 @@ class TorchRunner(Runner):
             iteration_of(dataset) if self.feed.is_stream else self.feed.num_samples
         )
         self.samples_per_iteration = positive("samples_per_iteration", samples)
-        self.evaluation = Evaluation(trial, segment, self.gang, every=positive("eval_every", trial.eval_every))
+        every = positive("eval_every", trial.eval_every)
+        self.evaluation = Evaluation(trial, segment, self.gang, every=every, in_step=self.layout.in_step)
         size = min(self.batch_size, self.limit or self.batch_size)
         if trial.eval_batch_size is not None:
             size = positive("eval_batch_size", trial.eval_batch_size)
@@ -172,12 +166,12 @@ class TorchRunner(Runner):
     def _build_model(self, shares: SharePolicy | None) -> None:
         segment, trial = self.segment, self.trial
         reseed("setup", segment.seed)
-        self.module = trial.build_model(segment.config).to(self.device)
+        self.module = self.layout.build()
         check_words(trial)
         self._materialise()
         self.compiles = trial.compile
         given = None if shares is None else Division(shares)
-        self.division: Division = given or made_by("division", self) or Division()
+        self.division: Division = given or (not self.layout.in_step and made_by("division", self)) or Division()
         prepare(self.module, trial, has_fixed_sizes=segment.batch is None and self.division.is_fixed)
         reseed("setup", segment.seed)
         self.optimizers = build_optimizer(trial, segment.config, self.module)
@@ -214,9 +208,9 @@ class TorchRunner(Runner):
         most = min(each for each in (self.limit, segment.most_per_gpu, share) if each is not None)
         return TrainStep(
             *place,
-            optimizer=self.optimizers.members[0],
+            optimizer=(optimizer := self.optimizers.members[0]),
             timer=self.division.timer or ComputeTimer(),
-            is_one_pass=share <= most,
+            exchange=self.layout.exchange(optimizer, is_one_pass=share <= most),
         )
 
     def _make_batching(self) -> Batching:
@@ -239,7 +233,7 @@ class TorchRunner(Runner):
             "scheduler": self.schedule,
             "evaluation": self.evaluation,
             "precision": self.step.precision,
-            **({"weights": SameWeights(self)} if self.segment.verify else {}),
+            **({"weights": SameWeights(self)} if self.segment.verify and not self.layout.in_step else {}),
         }
 
     def fixed_steps(self, iterations: int) -> int:
@@ -264,10 +258,10 @@ class TorchRunner(Runner):
 
         Raises CheckpointError where they do not fit.
         """
-        content = expect(read(payload), "torch", self.segment.from_iterations)
+        content = expect(self.layout.read(payload), "torch", self.segment.from_iterations)
         changes = self._built.changes(content)
         try:
-            content = self._built.carried(content)
+            content = self.layout.placed(self._built.carried(content))
             for name, component in self.components.items():
                 component.load_state_dict(content.get(name))
             self._restore_trial(content)
@@ -294,8 +288,9 @@ class TorchRunner(Runner):
         trained = yield from self._train(iterations)
         evaluated = self.evaluated(iterations)
         metrics: dict[str, float] = {}
-        if segment.rank == 0:
+        if segment.rank == 0 or self.layout.in_step:
             self._require_finite(trained)
+        if segment.rank == 0:
             metrics = clean_metrics({**trained, **evaluated}, segment.metric)
         self.ended = self.ends()
         for each in self.components.values():
@@ -360,13 +355,13 @@ class TorchRunner(Runner):
         if math.isfinite(loss):
             return
         for name, weights in self.module.named_parameters():
-            if not bool(torch.isfinite(weights).all()):
+            if not bool(torch.isfinite(self.layout.own(weights)).all()):
                 raise TrialFailure("not_a_number", f"train_loss is {loss}, and the weights of {name} are not finite")
 
     def evaluated(self, iterations: int) -> Mapping[str, Any]:
         """Return the metrics of the evaluation after that many iterations; `evaluate` may change the weights."""
         with self.step.precision.autocast(keeps_casts=False):
-            return self.evaluation.metrics(self.module, iterations, ends=self.ends())
+            return self.evaluation.metrics(self.module, iterations, self.layout.within, ends=self.ends())
 
     def ends(self) -> bool:
         """Return whether rank 0 has ended the trial by itself, on every rank."""
@@ -387,11 +382,13 @@ class TorchRunner(Runner):
         if override_of(self.trial, "state_dict") is not None:
             content["trial"] = state = self.own_state()
             content["trial_on_host"] = on_host(state) if self.device.type == "cuda" else []
-        try:
-            copied = content if is_last else self._host_copy.take(content)
-        except Exception as error:
-            raise CheckpointError(f"the checkpoint cannot be copied: {type(error).__name__}: {error}") from error
-        return partial(write, copied, self._host_copy)
+        return self.layout.saved(content, is_last=is_last)
+
+    def dump_part(self, iterations: int, *, is_last: bool = False) -> None:
+        self.layout.save_part(iterations, self.save, is_last=is_last)
+
+    def parts(self) -> tuple[CheckpointRef, ...]:
+        return self.layout.parts()
 
     def own_state(self) -> Any:
         """Return what the trial's `state_dict()` returns; None where it has none."""
@@ -421,7 +418,7 @@ class TorchRunner(Runner):
         for each in reversed(self.components.values()):
             each.close()
         del each  # it refers to the model
-        self._host_copy.close()
+        self.layout.close()
         wrapped = weakref.ref(self.step.wrapped)
         self.step.close()
         if self.trial.compile:

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from rubberband.executor.training.components import Component
 from rubberband.executor.training.data import Feed, num_samples
-from rubberband.executor.training.failures import is_out_of_memory, refused, release
+from rubberband.executor.training.failures import RanOut, is_out_of_memory, one_line, refused, release
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.loading import Part
 from rubberband.executor.training.reported import to_float
@@ -31,6 +31,8 @@ from rubberband.executor.training.torch_trial import Mean, TorchTrial, override_
 from rubberband.units import counted
 from rubberband.values.stopping import EVALUATED_AT
 
+Within = Callable[[Callable[[], Any]], Any]
+"""Calls what passes through the model, and returns what that does."""
 Weight = float | torch.Tensor
 """Weight of a batch: a number, or a scalar tensor on the device."""
 
@@ -236,8 +238,11 @@ class EvalLoader:
         batch_size: int,
         rank: int = 0,
         num_workers: int = 1,
+        is_even: bool = False,
     ) -> None:
         """`rank` of `num_workers` takes its part of the batches; the first ranks take one more.
+
+        `is_even`: the others take another one too, of which no sample counts.
 
         If the feed has loader workers, they load the first batches of the next evaluation ahead too.
         """
@@ -246,8 +251,13 @@ class EvalLoader:
         parts = [np.arange(start, min(start + batch_size, total)) for start in range(0, total, batch_size)]
         mine = np.array_split(np.arange(len(parts)), num_workers)[rank]
         self._parts = [parts[index] for index in mine]
+        self._spare = [parts[0]] * (-(-len(parts) // num_workers) - len(mine)) if is_even else []
         self._feed = make_feed(dataset, batch_size=batch_size, what="eval_dataset()", most_workers=len(parts))
-        self._feed.ahead = lambda: itertools.cycle([Part(indices=part, epoch=0) for part in self._parts])
+        self._feed.ahead = lambda: itertools.cycle([Part(indices=part, epoch=0) for part in self._all])
+
+    @property
+    def _all(self) -> list[Indices]:
+        return self._parts + self._spare
 
     @property
     def device(self) -> torch.device:
@@ -257,7 +267,7 @@ class EvalLoader:
     @property
     def sizes(self) -> list[int]:
         """Samples in each batch."""
-        return [len(part) for part in self._parts]
+        return [*map(len, self._parts), *[0] * len(self._spare)]
 
     def halve(self) -> int:
         """Make two batches of each; return the samples of the largest, 0 if no batch can be divided."""
@@ -268,10 +278,10 @@ class EvalLoader:
         return max(self.sizes)
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return len(self._all)
 
     def __iter__(self) -> Iterator[Any]:
-        parts = list(self._parts)
+        parts = self._all
         self._feed.follow()
         self._feed.expect(parts, 0)
         return map(self._feed.load, parts)
@@ -281,10 +291,15 @@ class EvalLoader:
 
 
 class Evaluation(Component):
-    """Evaluates a trial after its iterations: on all ranks where `evaluate` returns sums, on rank 0 alone otherwise."""
+    """Evaluates a trial after its iterations: on all ranks where `evaluate` returns sums, on rank 0 alone otherwise.
 
-    def __init__(self, trial: TorchTrial, segment: Segment, gang: Gang, *, every: int) -> None:
+    Workers that pass through the model together (`in_step`) all evaluate: as many batches of their own each, or all the
+    whole set, and then the metrics of rank 0 count.
+    """
+
+    def __init__(self, trial: TorchTrial, segment: Segment, gang: Gang, *, every: int, in_step: bool = False) -> None:
         self._trial = trial
+        self._in_step = in_step
         self._segment = segment
         self._gang = gang
         self._every = every
@@ -296,13 +311,22 @@ class Evaluation(Component):
     def load(self, make_feed: Callable[..., Feed], batch_size: int) -> None:
         """Make the loader, on the ranks that evaluate."""
         segment = self._segment
-        if not self.on_all_ranks and segment.rank > 0:
+        if not (self.on_all_ranks or self._in_step) and segment.rank > 0:
             return
         reseed("data", segment.data_seed)
         dataset = self._trial.eval_dataset(segment.config)
         if dataset is not None:
             rank, num_workers = (segment.rank, segment.num_workers) if self.on_all_ranks else (0, 1)
-            self._loader = EvalLoader(dataset, make_feed, batch_size=batch_size, rank=rank, num_workers=num_workers)
+            if self._in_step and segment.most_per_gpu is not None:
+                batch_size = min(batch_size, segment.most_per_gpu)
+            self._loader = EvalLoader(
+                dataset,
+                make_feed,
+                batch_size=batch_size,
+                rank=rank,
+                num_workers=num_workers,
+                is_even=self._in_step,
+            )
 
     def close(self) -> None:
         if self._loader is not None:
@@ -312,7 +336,9 @@ class Evaluation(Component):
         """Whether `eval_every` calls for an evaluation, wherever segments begin and end."""
         return iterations % self._every == 0
 
-    def metrics(self, module: torch.nn.Module, iterations: int, *, ends: bool = False) -> Mapping[str, Any]:
+    def metrics(
+        self, module: torch.nn.Module, iterations: int, within: Within, *, ends: bool = False
+    ) -> Mapping[str, Any]:
         """Evaluate after that many iterations, or return the latest metrics if it is not due; called on every rank.
 
         It is due every `eval_every` iterations, at the end of a segment or of the trial (`ends`), and where nothing has
@@ -322,7 +348,7 @@ class Evaluation(Component):
         ends = ends or iterations == self._segment.until_iterations
         is_due = ends or self.is_regular(iterations) or self._latest is None
         if is_due:
-            found = self._evaluated(module, iterations)
+            found = self._evaluated(module, iterations, within)
             at = {EVALUATED_AT: iterations} if found and self._every > 1 else {}
             self._latest = {**found, **at}
         return self._latest or {}
@@ -337,28 +363,34 @@ class Evaluation(Component):
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         self._latest = state
 
-    def _evaluated(self, module: torch.nn.Module, iterations: int) -> Mapping[str, Any]:
-        if not self.on_all_ranks:
-            return {} if self._loader is None else self._call(module, self._loader, iterations)
+    def _evaluated(self, module: torch.nn.Module, iterations: int, within: Within) -> Mapping[str, Any]:
         if self._loader is None:
             return {}
-        found = self._call(module, self._loader, iterations) if len(self._loader) else {}
+        if not self.on_all_ranks:
+            found = self._call(module, self._loader, iterations, within)
+            return found if self._segment.rank == 0 else {}
+        found = self._call(module, self._loader, iterations, within) if len(self._loader) else {}
         return _joined(self._gang.gather({name: _sums(name, value) for name, value in found.items()}))
 
-    def _call(self, module: torch.nn.Module, loader: EvalLoader, iterations: int) -> Mapping[str, Any]:
-        """Return the trial's own metrics; where memory runs out, again in batches of half the size."""
+    def _call(self, module: torch.nn.Module, loader: EvalLoader, iterations: int, within: Within) -> Mapping[str, Any]:
+        """Return the trial's own metrics; where memory runs out, again in batches of half the size.
+
+        Workers in step cannot do that alone: their segment begins again, as where a step runs out of memory.
+        """
         while True:
-            rank = self._segment.rank
+            rank = self._segment.rank if self.on_all_ranks else 0
             reseed("evaluate", self._segment.seed, iterations, *([rank] if rank else []))
             module.eval()
             try:
                 with torch.no_grad():
-                    metrics: Any = self._trial.evaluate(module, loader)
+                    metrics: Any = within(lambda: self._trial.evaluate(module, loader))
                 break
             except RuntimeError as error:
                 size = loader.halve() if is_out_of_memory(error) else 0
                 if size == 0:
                     raise
+                if self._in_step:
+                    raise RanOut(one_line(error), size) from error
             print(
                 f"rubberband: evaluation ran out of memory; its batches have {counted(size, 'sample')} now", flush=True
             )
@@ -390,7 +422,7 @@ def mean_loss(trial: TorchTrial, model: torch.nn.Module, loader: EvalLoader) -> 
     """Return the loss and the metrics of `trial.loss` over this worker's part of the set, by what batches count."""
     weight, means = override_of(trial, "weight"), Means(loader.device)
     for batch, size in zip(loader, loader.sizes, strict=True):
-        counts = size if weight is None else checked_weight(weight(batch), loader.device)
+        counts = size if weight is None or not size else checked_weight(weight(batch), loader.device)
         means.add(counts, *loss_and_metrics(trial.loss(model, batch)))
     total, sums = means.sums()
     return {name: Mean(value, total) for name, value in sums.items()}

@@ -29,6 +29,9 @@ def check_words(trial: TorchTrial) -> None:
     """Raise TrialFailure for a value that a word cannot have. Called once the model is built, which may set them."""
     _check_among("precision", trial.precision, get_args(PrecisionName))
     _check_among("scheduler_step", trial.scheduler_step, get_args(SchedulerStep))
+    _check_among("sharding", trial.sharding, (None, "fsdp"))
+    if trial.sharding != type(trial).sharding:
+        raise refused(f"sharding={shown(trial.sharding)} was set on self, too late; set it in the class")
     _check_among("gradient_compression", trial.gradient_compression, (None, "bf16"))
     _check_among("cudnn_benchmark", trial.cudnn_benchmark, (None, False, True))
     for name in _FLAGS:

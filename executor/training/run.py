@@ -210,7 +210,7 @@ def _checkpoint(segment: Segment, store: CheckpointStore, runner: Runner) -> Ite
         return
     with ExitStack() as stack:
         files = [stack.enter_context(_file(segment, store, runner, ref)) for ref in segment.checkpoint.files()]
-        runner.parts_held = [Path(part) for part in files[1:] if isinstance(part, Path)]
+        runner.parts_held = files[1:]
         yield files[0]
 
 

@@ -54,7 +54,7 @@ class Runner(ABC):
     """Whether it is given a file even where no other worker needs it: the checkpoint may be a folder of any size."""
     may_wait: ClassVar[bool] = False
     """Whether a checkpoint may wait while the one before is written, and is left out if a later one comes first."""
-    parts_held: Sequence[Path] = ()
+    parts_held: Sequence[bytes | Path] = ()
     """Files of the parts of the checkpoint that `begin` continues from, which other workers saved."""
     save: Callable[[int, Payload], CheckpointRef]
     """Saves a part of the checkpoint after some iterations, on other ranks than 0. Raises CheckpointError."""

@@ -27,7 +27,7 @@ from rubberband.executor.training.sampler import Batching, GlobalBatch, Indices
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import FIXED, TorchTrial, override_of
 from rubberband.executor.training.wrapping import (
-    GradientExchange,
+    Exchange,
     SharedBuffers,
     agree_on,
     check_dense,
@@ -99,15 +99,12 @@ class TrainStep(Step):
         *,
         optimizer: Optimizer,
         timer: ComputeTimer,
-        is_one_pass: bool,
+        exchange: Exchange,
     ) -> None:
-        """`is_one_pass`: the share of a worker goes through the model at once, in the first step at least."""
         super().__init__(trial, segment, gang, module, feed)
         self._timer = timer
         self._optimizer = optimizer
-        self._exchange = GradientExchange(
-            trial, gang, module, optimizer, is_adaptive=segment.batch is not None, is_one_pass=is_one_pass
-        )
+        self._exchange = exchange
         self._has_hook = override_of(trial, "on_step") is not None
         self.precision = Precision(trial.precision, self._device, optimizer, trial.gradient_clip_norm)
         self._metrics: Mapping[str, float] | None = None
@@ -115,7 +112,7 @@ class TrainStep(Step):
 
     @property
     def wrapped(self) -> nn.Module:  # type: ignore[override] # DDP is made anew where hooks change what is trained
-        return self._exchange.ddp or self._module
+        return self._exchange.wrapped
 
     @property
     def can_skip(self) -> bool:  # type: ignore[override]
@@ -157,9 +154,17 @@ class TrainStep(Step):
         """Return this worker's parts of at most `per_gpu` samples, and how many of each count.
 
         A worker without a share takes no pass if it can skip it, and the names of its metrics are known. Otherwise it
-        takes two samples, because of BatchNorm, and they count nothing.
+        takes two samples, because of BatchNorm, and they count nothing. Workers in step all take as many passes as the
+        one with the most, which each of them knows from the shares.
         """
-        parts = micro_batches(batch.of(self._segment.rank), per_gpu, self.least)
+        mine = batch.of(self._segment.rank)
+        parts = micro_batches(mine, per_gpu, self.least)
+        if self._exchange.in_step:
+            passes = max(passes_of(share, per_gpu, self.least) for share in batch.shares)
+            if len(mine) >= passes * self.least:
+                parts = np.array_split(mine, passes)
+            spare = passes - len(parts)
+            return [*parts, *[batch.indices[: min(2, per_gpu)]] * spare], [*map(len, parts), *[0] * spare]
         if not parts and self.can_skip and self._metrics is not None:
             return [], []
         return parts or [batch.indices[: min(2, per_gpu)]], [len(part) for part in parts] or [0]
@@ -177,7 +182,7 @@ class TrainStep(Step):
     def _take_passes(self, weighed: Weighed, found: Means) -> None:
         for at, weight in enumerate(weighed.weights):
             is_last = at == len(weighed.weights) - 1
-            if is_last:
+            if is_last or self._exchange.in_step:
                 loss, metrics = self._exchange.run(partial(self._loss, weighed.load(at)))
             else:  # DistributedDataParallel averages the sum of all passes in the last one
                 loss, metrics = self._loss(weighed.load(at))
@@ -261,8 +266,12 @@ def micro_batches(indices: Indices, limit: int, least: int) -> list[Indices]:
 
     With a limit of 2 and a least of 2 there is no way to divide 3: they stay together.
     """
-    parts = min(math.ceil(len(indices) / limit), max(1, len(indices) // min(least, limit)))
-    return np.array_split(indices, parts) if len(indices) else []
+    return np.array_split(indices, passes_of(len(indices), limit, least)) if len(indices) else []
+
+
+def passes_of(samples: int, limit: int, least: int) -> int:
+    """Return how many parts `micro_batches` makes of that many samples."""
+    return min(math.ceil(samples / limit), max(1, samples // min(least, limit)))
 
 
 @contextmanager

@@ -126,6 +126,9 @@ class TorchTrial(ABC):
 
     It is not used with adaptive batches, nor if a step takes several passes.
     """
+    sharding: ClassVar[Literal["fsdp"] | None] = None
+    """How weights, gradients and optimizer states are divided among the workers of a gang, for models that do not fit
+    one GPU: by `fully_shard`. None: each has all of them."""
     gradient_compression: Literal["bf16"] | None = None
     """Gangs exchange gradients in this type, with half the traffic. None: in that of the parameters."""
     num_workers: int | None = None
@@ -279,6 +282,18 @@ class TorchTrial(ABC):
         """
         raise NotImplementedError("weight() is not overridden: a batch counts its samples")
 
+    def shard(self, model: torch.nn.Module, mesh: Any) -> None:
+        """Divide the model with `sharding`, by `torch.distributed.fsdp.fully_shard(part, mesh=mesh)` of its parts.
+
+        By default, parts are the members of each `ModuleList` or `Sequential` that has several of one class. All that
+        is left is divided as one part afterwards. The weights of a part are whole only while it computes.
+
+        Args:
+            model: Your own model; its parameters have no values yet.
+            mesh: The workers of the gang, in one dimension.
+        """
+        raise NotImplementedError("shard() is not overridden: repeated layers are the parts")
+
     def train_mode(self, model: torch.nn.Module) -> None:
         """Put the model into training mode, before every iteration; override it to call `eval()` on frozen parts.
 
@@ -369,6 +384,7 @@ class TorchTrial(ABC):
 _ARGUMENTS = {
     "step": ("model", "optimizers", "batch"),
     "weight": ("batch",),
+    "shard": ("model", "mesh"),
     "train_mode": ("model",),
     "on_iteration": ("model", "iterations"),
     "on_step": ("model", "step", "batch_size"),
@@ -382,6 +398,11 @@ FIXED = (
     "overrides step(), so its batches are fixed and batch.policy: goodput cannot change them; set batch.policy to "
     "fixed, or write loss() in place of step()"
 )
+DIVIDED = (
+    'sharding = "fsdp", which does not go with training.mode: async; set training.mode to sync',
+    'sharding = "fsdp", which does not go with batch.policy: goodput; set batch.policy to fixed',
+)
+"""Why a divided model has no parameter servers, and no adaptive batches."""
 ASYNC_REFUSAL = (
     "does not go with training.mode: async; leave it out, or set training.mode to sync "
     "(docs/asynchronous.md#what-does-not-go-with-it)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -64,25 +65,64 @@ def _compile(module: nn.Module) -> None:
     module._compiled_call_impl = torch.compile(call)
 
 
-class _Pass(nn.Module):
-    """A pass of a step as a module, whose output is the loss, for DistributedDataParallel.
+class Pass(nn.Module):
+    """A pass of a step as a module, whose output is the loss, for what wraps it.
 
     So `loss` gets the user's own model. It may call methods and parts of it, and call it twice: the gang's exchange
     begins and ends with the loss.
     """
 
-    def __init__(self, model: nn.Module, others: Iterable[Tensor]) -> None:
+    def __init__(self, model: nn.Module, others: Iterable[Tensor] = ()) -> None:
         """`others` are trained beside those of the model."""
         super().__init__()
         self.model = model
         for number, each in enumerate(others):
             self._parameters[f"other_{number}"] = each  # type: ignore[assignment] # a leaf that need be no Parameter
 
-    def forward(self, compute: Callable[[], Tensor | None]) -> Tensor | None:
+    def forward(self, compute: Callable[[], T]) -> T:
         return compute()
 
 
-class GradientExchange:
+def passed(wrapped: nn.Module, compute: Callable[[], tuple[Tensor, T]]) -> tuple[Tensor, T]:
+    """Return the loss and more that `compute` returns, as a pass through what wraps a `Pass`."""
+    more: list[T] = []
+
+    def loss() -> Tensor:
+        found, rest = compute()
+        more.append(rest)
+        return found
+
+    return wrapped(loss), more[0]
+
+
+class Exchange(ABC):
+    """Averages the gradients of a gang's workers, as its model lies on them."""
+
+    buffers: SharedBuffers
+    in_step = False
+    """Whether each pass is one of all workers, and exchanges its gradients, not only the last one of a step."""
+    can_skip: bool
+    """Whether a worker without samples may leave out its pass."""
+
+    @property
+    @abstractmethod
+    def wrapped(self) -> nn.Module:
+        """The model in what exchanges its gradients."""
+
+    @abstractmethod
+    def follow(self, *, is_thorough: bool = False) -> None:
+        """Exchange what is trained now, after hooks that may have changed it; `is_thorough`: layers may be new."""
+
+    @abstractmethod
+    def run(self, compute: Callable[[], tuple[Tensor, T]]) -> tuple[Tensor, T]:
+        """Return the loss and more that `compute` returns; its backward pass averages the gradients of the gang."""
+
+    def skip(self) -> None:
+        """Take part in the average of a step with gradients of 0, without a pass through the model."""
+        raise NotImplementedError
+
+
+class GradientExchange(Exchange):
     """Averages the gradients of a gang's workers by DistributedDataParallel; idle for one worker.
 
     DDP is made for a fixed set of parameters. Where hooks change what is trained, all workers make it anew.
@@ -147,7 +187,7 @@ class GradientExchange:
         if not self._trained:
             return
         of_model = {id(each) for each in self._module.parameters()}
-        wanted = _Pass(self._module, [each for each in self._all.values() if id(each) not in of_model])
+        wanted = Pass(self._module, [each for each in self._all.values() if id(each) not in of_model])
         buffers = [name for name, _ in wanted.named_buffers()]
         ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
         ignore(wanted, buffers)  # type: ignore[no-untyped-call] # see `SharedBuffers`
@@ -162,20 +202,14 @@ class GradientExchange:
             compress(self.ddp)
 
     def run(self, compute: Callable[[], tuple[Tensor, T]]) -> tuple[Tensor, T]:
-        """Return the loss and more that `compute` returns; its backward pass averages the gradients of the gang."""
-        if self.ddp is None:
-            return compute()
-        more: list[T] = []
-
-        def loss() -> Tensor:
-            found, rest = compute()
-            more.append(rest)
-            return found
-
-        return self.ddp(loss), more[0]
+        return compute() if self.ddp is None else passed(self.ddp, compute)
 
     @property
-    def can_skip(self) -> bool:
+    def wrapped(self) -> nn.Module:
+        return self.ddp or self._module
+
+    @property
+    def can_skip(self) -> bool:  # type: ignore[override]
         """Whether a worker without samples may leave out its pass.
 
         It may not where its pass shows DDP which parameters are used, or where layers communicate.
@@ -185,7 +219,6 @@ class GradientExchange:
         return not any(isinstance(each, nn.SyncBatchNorm) for each in self._module.modules())
 
     def skip(self) -> None:
-        """Take part in DDP's average of a step with gradients of 0, without a pass through the model."""
         assert self.ddp is not None
         self.ddp(lambda: None)
         parameters = list(self._trained.values())

@@ -35,6 +35,7 @@ from rubberband.executor import (
 )
 from rubberband.executor.checkpoints import folders
 from rubberband.executor.journal import folder, journal
+from rubberband.executor.training.sharding import pieces
 from rubberband.spec import loading, profile_file
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
@@ -93,6 +94,21 @@ def _mark(value: Any, folder: Path) -> Any:
         inbox.write_mark(lock, filled(inbox.HostMark, waits_for="a longer one before" * 9))
         inbox.write_mark(lock, value)
     return inbox.read_mark(at)
+
+
+def _divided(value: Any, folder: Path) -> Any:
+    """In the files of two workers, each with a row more or less of each tensor."""
+    cuts = {"model/a": (0, 2, 3), "model/b": (0, 1, 2)}
+    state = pieces.mapped(value, lambda path, each: pieces.Whole(path) if path in cuts else each)
+    for rank in (0, 1):
+        own = {}
+        for path, cut in cuts.items():
+            whole = value["model"][path[-1]]
+            start, end = cut[rank : rank + 2]
+            own[path] = pieces.Piece(tuple(whole.shape), (start, 0), whole[start:end])
+        words = {"iterations": 3, "rank": rank, "workers": 2, "wait": lambda: None}
+        pieces.write(state, own, folder / str(rank), **words)
+    return pieces.read_whole(folder / "0", [folder / "1"])
 
 
 def _intent(value: Any, folder: Path) -> Any:
@@ -244,6 +260,10 @@ RECORDS: dict[str, tuple[Callable[[], Any], Callable[[Any, Path], Any]]] = {
         _in_file(lambda path, value: instance.save(path, value, 5.0), instance.load),
     ),
     "executor.checkpoints.folders.pack": (lambda: {"a": b"", "b": b"\x00" * 70_000, "c.txt": b"text"}, _packed),
+    "executor.training.sharding.pieces.write": (
+        lambda: {"model": {"a": torch.arange(6.0).view(3, 2), "b": torch.ones(2, 0, dtype=torch.bfloat16)}, "at": 3},
+        _divided,
+    ),
     "executor.journal.inbox.write_ending": (
         lambda: filled(inbox.Ending),
         _in_folder(inbox.write_ending, inbox.read_ending),

@@ -1,0 +1,142 @@
+"""A small network with repeated layers, whole or divided among the workers of a gang; `config` says what is odd."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import rubberband
+from tests.builders.trials.segment_trials import rank
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(7), nn.Linear(7, 9), nn.Linear(9, 7)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs + self.down(torch.tanh(self.up(self.norm(inputs))))
+
+
+class Network(nn.Module):
+    """Widths that no gang divides; two layers with one weight; a parameter, a buffer and an attribute of its own."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 7, bias=False)
+        self.blocks = nn.ModuleList([Block() for _ in range(3)])
+        self.last = nn.Linear(5, 7, bias=False)
+        if config.get("reads"):
+            assert self.first.weight.std().item() > 0
+        self.scale = nn.Parameter(torch.randn(7))
+        self.tied = nn.Linear(5, 7, bias=False)
+        self.tied.weight = self.first.weight
+        self.register_buffer("shift", torch.randn(7), persistent=not config.get("forgets"))
+        self.fixed = torch.full((7,), 0.5)
+        self.head = nn.Linear(7, 1)
+
+    def features(self, inputs: torch.Tensor) -> torch.Tensor:
+        features = self.first(inputs) + self.tied(inputs).tanh() + self.last(inputs)
+        for block in self.blocks:
+            features = block(features)
+        return features * self.scale + self.shift * self.fixed
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(inputs))
+
+
+class Whole(rubberband.TorchTrial):
+    batch_size = 16
+    max_batch_size_per_gpu = 3
+    gradient_clip_norm = 0.2
+
+    def build_model(self, config: Mapping[str, Any]) -> nn.Module:
+        self.config = config
+        for word, value in config.get("words", {}).items():
+            setattr(self, word, value)
+        network = Network(config)
+        if "layer" in config:
+            network.layer = getattr(nn, config["layer"][0])(*config["layer"][1:])
+        dtype = getattr(torch, config.get("dtype", "float64"))
+        network.fixed = network.fixed.to(dtype)
+        self.batches = 0
+        return network.to(dtype)
+
+    def build_optimizer(self, config: Mapping[str, Any], model: nn.Module) -> torch.optim.Optimizer:
+        parameters = [*model.parameters()]
+        if config.get("beside"):
+            parameters.append(nn.Parameter(torch.ones(3)))
+        if config.get("optimizer") == "sgd":
+            return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+        return torch.optim.AdamW(parameters, lr=config.get("lr", 0.01))
+
+    def build_scheduler(self, config: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=8)
+
+    def train_dataset(self, config: Mapping[str, Any]) -> TensorDataset:
+        dtype = getattr(torch, config.get("dtype", "float64"))
+        inputs = torch.randn(40, 5, dtype=torch.float64)
+        return TensorDataset(inputs.to(dtype), inputs.sum(1, keepdim=True).sin().to(dtype))
+
+    def eval_dataset(self, config: Mapping[str, Any]) -> TensorDataset:
+        return self.train_dataset(config)
+
+    def on_iteration(self, model: nn.Module, iterations: int) -> None:
+        if self.config.get("thaws"):
+            model.blocks[0].requires_grad_(iterations > 2)
+        if self.config.get("adds") and iterations == 2:
+            model.more = nn.Linear(7, 1).double()
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        inputs, targets = batch
+        self.batches += 1
+        if self.batches == 5 and self.config.get("raise_on_rank") == rank():
+            raise ArithmeticError("no more")
+        if self.batches == 5 and self.config.get("exit_on_rank") == rank():
+            os._exit(3)
+        if self.config.get("fits") is not None and rank() == self.config["at"] and len(inputs) > self.config["fits"]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        found = model.head(model.features(inputs))
+        return nn.functional.mse_loss(found, targets), {"gap": (model(inputs) - targets).abs().mean()}
+
+
+class Divided(Whole):
+    sharding = "fsdp"
+
+
+class ByHand(Divided):
+    """Divided by itself, and evaluated by itself; it keeps a state of its own."""
+
+    def shard(self, model: Any, mesh: Any) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        for part in (model.blocks[0], model.blocks[1].up, model.head):
+            fully_shard(part, mesh=mesh)
+
+    def evaluate(self, model: Any, loader: Any) -> dict[str, float]:
+        assert not model.training
+        gaps = [(model(inputs) - targets).abs() for inputs, targets in loader]
+        return {"loss": torch.cat(gaps).mean().item()}
+
+    def state_dict(self) -> Any:
+        if self.config.get("keeps") == "divided":
+            return {"kept": [*self.model_of.parameters()]}
+        norm = self.model_of.head.weight.full_tensor().norm() if self.is_gang else None
+        return {"batches": self.batches, "norm": norm}
+
+    def load_state_dict(self, state: Any) -> None:
+        assert state["batches"] > 0
+
+    def on_step(self, model: Any, step: int, batch_size: int) -> None:
+        self.model_of = model
+        self.is_gang = hasattr(model.head.weight, "full_tensor")
+
+
+class OwnStep(Divided):
+    def step(self, model: Any, optimizers: Any, batch: Any) -> Any:
+        raise AssertionError
