@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.builders import notebooks
 from tests.builders.command_line import CommandLine
@@ -30,6 +32,30 @@ def test_an_example_of_a_model_learns(command_line: CommandLine, name: str, leas
     assert result.best is not None
     assert result.best.iterations == 13
     assert result.best.metrics["accuracy"] > least
+
+
+@pytest.mark.ray
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_example_of_a_divided_model_learns_and_gives_a_whole_one(
+    command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    example = importlib.import_module("examples.sharded")
+    command_line("run", str(EXAMPLES / "sharded.yaml"), "-s", "constraints.deadline=1h")
+    best = command_line.result("sharded").best
+    assert best is not None
+    assert best.checkpoint is not None
+    assert len(best.checkpoint.parts) in (1, 3)
+    assert best.metrics["accuracy"] > 0.8
+    command_line("best", "sharded", "--out", "model.pt")
+    model = example.GPT(width=48, layers=3)
+    model.load_state_dict(torch.load(command_line.folder / "model.pt", weights_only=True))
+    trial = command_line.result("sharded").load_best("examples.sharded:GPTTrial")
+    torch.testing.assert_close(dict(trial.model.named_parameters()), dict(model.named_parameters()), rtol=0, atol=0)
+    (numbers,) = example.sequences(256, seed=1).tensors
+    hits = (model.eval()(numbers[:, :-1]).argmax(-1) == numbers[:, 1:]).float().mean().item()
+    assert hits == pytest.approx(best.metrics["accuracy"], abs=1e-3)
 
 
 @pytest.mark.long

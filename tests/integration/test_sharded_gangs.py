@@ -101,7 +101,7 @@ def test_a_worker_that_runs_out_of_memory_begins_again_with_all_others(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("fault", ["raise_on_rank", "exit_on_rank"])
+@pytest.mark.parametrize("fault", ["raise_on_rank", "killed_rank"])
 def test_a_worker_that_fails_ends_the_others(store: CheckpointStore, fault: str, rank: int) -> None:
     with gang_of(2) as workers:
         ends = run_gang(workers, trial("Divided"), replace(SEGMENT, config={fault: rank}), store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,8 +98,8 @@ class Whole(rubberband.TorchTrial):
         self.batches += 1
         if self.batches == 5 and self.config.get("raise_on_rank") == rank():
             raise ArithmeticError("no more")
-        if self.batches == 5 and self.config.get("exit_on_rank") == rank():
-            os._exit(3)
+        if self.batches == self.config.get("killed_at", 5) and self.config.get("killed_rank") == rank():
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.config.get("fits") is not None and rank() == self.config["at"] and len(inputs) > self.config["fits"]:
             raise torch.OutOfMemoryError("CUDA out of memory")
         found = model.head(model.features(inputs))
