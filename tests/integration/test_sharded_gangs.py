@@ -12,7 +12,7 @@ import torch
 from rubberband.executor import CheckpointStore, SegmentFailure, SegmentReport, run_segment
 from rubberband.executor.training.checkpoint import read
 from tests.builders import segments, trials
-from tests.builders.processes.segment_worker import Worker, gang_of, resized, run_again, run_gang
+from tests.builders.processes.segment_worker import Worker, gang_of, resized, run_again, run_gang, run_unequal
 from tests.builders.segments import failure, reports
 
 SEGMENT = replace(segments.SEGMENT, until_iterations=6, max_iterations=6)
@@ -63,6 +63,18 @@ def test_a_divided_model_learns_on_two_one_and_two_what_a_whole_one_learns_on_on
     parts = resized(workers, trial("Divided"), replace(SEGMENT, config=config), store, [(2, 2), (1, 3), (2, 6)])
     assert [len(part.checkpoint.parts) for part in parts if part.checkpoint] == [1, 1, 0, 1, 1, 1]
     assert_same(store, parts, undivided(store, **config), tolerance)
+
+
+SHARES = [[11, 5], [0, 16], [16, 0], [3, 13], [8, 8]]
+
+
+def test_a_divided_model_learns_with_any_shares(workers: list[Worker]) -> None:
+    segment = replace(SEGMENT, until_iterations=3, metric="train_loss")
+    losses, weights, _, _ = run_unequal(trial("Whole"), segment, [])
+    first, second = run_gang(workers, trial("Divided"), segment, SHARES)
+    assert first[0] == pytest.approx(losses, rel=1e-12)
+    for each in (first, second):
+        torch.testing.assert_close(each[1], weights, rtol=0, atol=1e-12)
 
 
 @pytest.mark.long

@@ -140,7 +140,7 @@ class Sharded(Layout):
         if begins and gang.rank == 0:
             model: nn.Module | None = loop.trial.build_model(config)
         else:
-            model = _without_weights(partial(loop.trial.build_model, config))
+            model = without_weights(partial(loop.trial.build_model, config))
         gang.meet()  # rank 0 may take long
         for rank, (lacks,) in enumerate(gang.table([float(model is None)])):
             if lacks:
@@ -414,7 +414,7 @@ def _weightless() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def _without_weights(build: Callable[[], nn.Module]) -> nn.Module | None:
+def without_weights(build: Callable[[], nn.Module]) -> nn.Module | None:
     """Return a model without memory for its parameters, but with all else that it has; None if that cannot be.
 
     Numbers that are drawn for parameters are not drawn then. So a model with others, in a buffer that checkpoints do

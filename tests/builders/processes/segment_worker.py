@@ -5,7 +5,6 @@ The protocol is pickles in a pipe.
 
 from __future__ import annotations
 
-import io
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +37,7 @@ def run_unequal(entrypoint: Entrypoint, segment: Segment, shares: Shares, payloa
 
     It begins from the checkpoint `payload`, if there is one.
     """
-    import torch
+    from torch.distributed.tensor import DTensor
 
     from rubberband.executor import TorchRunner
     from rubberband.executor import WorkerGang as Gang
@@ -67,7 +66,8 @@ def run_unequal(entrypoint: Entrypoint, segment: Segment, shares: Shares, payloa
         assert callable(write)
         write(file)
         saved = file.read_bytes()
-    weights: dict[str, Any] = torch.load(io.BytesIO(saved), weights_only=False)["model"]
+    state = runner.module.state_dict()
+    weights = {name: each.full_tensor() if isinstance(each, DTensor) else each.clone() for name, each in state.items()}
     passes = getattr(trial, "batches", 0)
     runner.part()
     return [values.get("train_loss", 0.0) for values in metrics], weights, saved, passes

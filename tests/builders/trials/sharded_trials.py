@@ -38,7 +38,7 @@ class Network(nn.Module):
         self.tied = nn.Linear(5, 7, bias=False)
         self.tied.weight = self.first.weight
         self.register_buffer("shift", torch.randn(7), persistent=not config.get("forgets"))
-        self.fixed = torch.full((7,), 0.5)
+        self.fixed = torch.full((7,), 0.5, dtype=torch.float64) if config.get("forgets") else 0.5
         self.head = nn.Linear(7, 1)
 
     def features(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -64,7 +64,6 @@ class Whole(rubberband.TorchTrial):
         if "layer" in config:
             network.layer = getattr(nn, config["layer"][0])(*config["layer"][1:])
         dtype = getattr(torch, config.get("dtype", "float64"))
-        network.fixed = network.fixed.to(dtype)
         self.batches = 0
         return network.to(dtype)
 

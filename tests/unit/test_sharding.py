@@ -1,0 +1,134 @@
+"""The pieces of divided models: any cut of a tensor is read as any other; models without weights; what is divided."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from rubberband.errors import CheckpointError
+from rubberband.executor.training.sharding import fsdp, pieces
+from rubberband.executor.training.sharding.pieces import Divided, Piece, Whole
+
+SIZES = st.integers(0, 9)
+
+
+def cuts(size: int, parts: int) -> list[tuple[int, int]]:
+    """Begin and length of each part, as `torch.chunk` and FSDP divide a dimension."""
+    length = -(-size // parts)
+    return [(min(size, at * length), max(0, min(length, size - at * length))) for at in range(parts)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.tuples(SIZES, SIZES), st.integers(1, 5), st.integers(1, 5), st.booleans(), st.booleans())
+def test_a_tensor_cut_for_one_gang_is_read_by_another(
+    shape: tuple[int, int], before: int, after: int, is_turned: bool, is_turned_then: bool
+) -> None:
+    whole = torch.arange(float(shape[0] * shape[1])).view(shape)
+    found = []
+    for start, size in cuts(shape[is_turned], before):
+        place = (0, start) if is_turned else (start, 0)
+        found.append(Piece(shape, place, whole.narrow(int(is_turned), start, size)))
+    divided = Divided(found)
+    assert divided.is_complete
+    torch.testing.assert_close(divided.whole(), whole, rtol=0, atol=0)
+    for start, size in cuts(shape[is_turned_then], after):
+        expected = whole.narrow(int(is_turned_then), start, size)
+        box = torch.full_like(expected, torch.nan)
+        divided.fill(box, (0, start) if is_turned_then else (start, 0))
+        torch.testing.assert_close(box, expected, rtol=0, atol=0)
+
+
+def write(folder: Path, workers: int, **changes: Any) -> list[Path]:
+    """The files of a checkpoint of that many workers."""
+    whole, files = torch.arange(12.0).view(6, 2), []
+    for rank, (start, size) in enumerate(cuts(6, workers)):
+        own = {"model/w": Piece((6, 2), (start, 0), whole[start : start + size])}
+        words = {"iterations": 1, "rank": rank, "workers": workers, "wait": lambda: None, **changes}
+        files.append(folder / str(rank))
+        pieces.write({"model": {"w": Whole("model/w")}}, own, files[-1], **words)
+    return files
+
+
+def test_a_checkpoint_that_lacks_a_file_is_not_read(tmp_path: Path) -> None:
+    first, *parts = write(tmp_path, 3)
+    assert pieces.read_whole(first, parts)["model"]["w"].sum() == 66.0
+    assert pieces.read_whole(first.read_bytes(), [part.read_bytes() for part in parts])["model"]["w"].sum() == 66.0
+    for some in (parts[:1], parts[1:], []):
+        with pytest.raises(CheckpointError, match=r"is of 3 workers, and lacks rank-\d.json; a file of it is missing"):
+            pieces.read_whole(first, some)
+    with pytest.raises(CheckpointError, match=r"lacks state.pt|lacks rank-0"):
+        pieces.read_whole(parts[0], parts[1:])
+
+
+def test_a_checkpoint_of_another_torch_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "9.1.0")
+        first, *parts = write(tmp_path, 2)
+    monkeypatch.setattr(torch, "load", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("a newer format")))
+    with pytest.raises(
+        CheckpointError, match=r"cannot be read by torch 2\..*; torch 9.1.0 has written it .*newer format"
+    ):
+        pieces.read(first, parts)
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3, 3) for _ in range(2)])
+        self.tied = nn.Linear(3, 3)
+        self.tied.weight = self.layers[0].weight
+        self.scale = nn.Parameter(torch.randn(3))
+        self.register_buffer("shift", torch.randn(3))
+
+
+class Random(Plain):
+    """Draws what no checkpoint has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = torch.randn(3, 3)
+
+
+class Forgetful(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("noise", torch.randn(3), persistent=False)
+
+
+class Looking(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        assert self.scale.std().item() > 0
+
+
+class Constant(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = torch.ones(3, 3).tril()
+
+
+def test_a_model_is_built_without_weights_unless_it_would_be_another() -> None:
+    without_weights = fsdp.without_weights
+    model = without_weights(Plain)
+    assert all(each.is_meta for each in model.parameters())
+    assert not model.shift.is_meta
+    assert model.tied.weight is model.layers[0].weight
+    assert nn.Linear(1, 1).weight.device.type == "cpu"
+    for kind in (Random, Forgetful, Looking, Constant):
+        assert without_weights(kind) is None
+
+
+def test_parts_are_the_outermost_repeated_layers() -> None:
+    block = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
+    other = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.LayerNorm(2))
+    model = nn.ModuleDict(
+        {"blocks": nn.ModuleList([block, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))]), "other": other}
+    )
+    assert fsdp.repeated(model) == [*model["blocks"]]
+    assert fsdp.repeated(nn.Linear(2, 2)) == []
