@@ -45,6 +45,8 @@ _REPEATED, _ON_TWO = 1e-6, 1e-5
 """Differences between runs on as many workers, which repeat themselves bit by bit on one machine, and between one and
 two, relative to the largest element of a tensor. Micro-batches are the shares, so only the order of their sum differs;
 it differs in nothing for two of the same size."""
+_ROUNDED = "rounded"
+"""A file beside the checkpoints: the weights of a gang are rounded."""
 _NEEDS_GPU = "SyncBatchNorm layers only work with GPU modules"
 """DistributedDataParallel's words on the CPU, where gangs on GPUs may be right."""
 _NOT_RESTARTED = "a restart was not compared with training in one go: "
@@ -99,6 +101,8 @@ class Comparison:
             why = "batch.balance.policy is equal, and losses that communicate are others on a gang"
         elif isinstance(target, type) and has_override(target, "step"):
             why = "its own step() gets whole batches"
+        elif Path(self._folder.name, _ROUNDED).exists():
+            why = 'gangs round divided weights with precision = "bf16"'
         elif difference(_others(one), _others(two), "", _ON_TWO) is not None:
             why = "buffers of its model change with each pass"
         elif place.startswith("metrics") and "train_" not in place and any(map(_is_statistic, one["model"])):
@@ -235,6 +239,8 @@ def _train(entrypoint: Entrypoint, folder: Path, is_gang: bool, segment: Segment
         payload(path)
         return CheckpointRef(url=str(path), digest="", size_bytes=0)
 
+    if short.trial.sharding and short.trial.precision == "bf16":
+        Path(folder, _ROUNDED).touch()
     held = _file(folder, replace(segment, attempt=0), done) if done else None
     runner.parts_held = [] if held is None else _parts(held)
     runner.begin(held)
@@ -291,7 +297,7 @@ class _Shortened:
 
         def built(config: Mapping[str, Any]) -> nn.Module:
             model = build_model(config)
-            if own.precision == "fp16" or own.sharding:  # a share alone may overflow; divided weights are rounded
+            if own.precision == "fp16":  # which leaves out a step where a share alone overflows
                 own.precision = "32"
             for each in model.modules():
                 if is_gang and isinstance(each, _BatchNorm):

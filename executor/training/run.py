@@ -23,7 +23,7 @@ from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.training import failures
 from rubberband.executor.training.artifacts import Artifacts
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.failures import TrainingEnded, describe
+from rubberband.executor.training.failures import GangBroken, TrainingEnded, describe
 from rubberband.executor.training.kinds import kind_of
 from rubberband.executor.training.lifeline import Peers
 from rubberband.executor.training.runner import Runner
@@ -333,8 +333,8 @@ class Reports:
             written.exception()
 
     def rest(self) -> Iterator[SegmentReport]:
-        """Yield the reports before the first checkpoint that could not be written, after a failure."""
-        with suppress(CheckpointError):
+        """Yield the reports before the first checkpoint that could not be written, or got no part, after a failure."""
+        with suppress(CheckpointError, GangBroken):
             yield from self.all()
 
     def close(self) -> None:

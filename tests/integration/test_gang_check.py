@@ -64,6 +64,17 @@ def test_a_gang_that_trains_what_one_worker_trains_passes(name: str) -> None:
     assert compared(name, is_gang=True) == ([], [])
 
 
+def test_a_divided_model_is_compared_with_a_whole_one() -> None:
+    assert compared("sharded_trials:Divided", is_gang=True) == ([], [])
+
+
+@pytest.mark.long
+def test_a_model_with_divided_weights_in_16_bits_is_compared_after_a_restart() -> None:
+    faults, (remark,) = compared("sharded_trials:Rounded", is_gang=True)
+    assert not faults
+    assert 'gangs round divided weights with precision = "bf16"' in remark
+
+
 @pytest.mark.by_default(2)
 @pytest.mark.parametrize(
     ("name", "policy", "why"),

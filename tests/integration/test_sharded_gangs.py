@@ -65,6 +65,19 @@ def test_a_divided_model_learns_on_two_one_and_two_what_a_whole_one_learns_on_on
     assert_same(store, parts, undivided(store, **config), tolerance)
 
 
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+@pytest.mark.parametrize(
+    ("config", "tolerance"), [({"words": {"compile": True}}, 1e-10), ({"words": {"precision": "bf16"}}, 2e-2)]
+)
+def test_a_divided_model_is_compiled_and_computes_in_16_bits(
+    workers: list[Worker], store: CheckpointStore, config: dict[str, Any], tolerance: float
+) -> None:
+    config = {"dtype": "float32" if tolerance > 1e-3 else "float64", **config}
+    parts = resized(workers, trial("Divided"), replace(SEGMENT, config=config), store, [(2, 2), (1, 3), (2, 6)])
+    assert_same(store, parts, undivided(store, **config), tolerance)
+
+
 SHARES = [[11, 5], [0, 16], [16, 0], [3, 13], [8, 8]]
 
 

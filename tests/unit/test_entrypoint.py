@@ -108,6 +108,16 @@ def test_a_trial_with_a_step_of_its_own_is_not_trained_asynchronously(name, meth
         entrypoint.check(1, asynchronous=True)
 
 
+@pytest.mark.parametrize(
+    ("word", "fix"), [("adaptive", "set batch.policy to fixed"), ("asynchronous", "set training.mode to sync")]
+)
+def test_a_divided_model_has_fixed_batches_and_no_servers(word: str, fix: str) -> None:
+    entrypoint = Entrypoint.parse("tests.builders.trials.sharded_trials:Divided", (os.getcwd(),))
+    with pytest.raises(EntrypointError, match=rf'has sharding = "fsdp", which does not go with .*; {fix}'):
+        entrypoint.check(8, **{word: True})
+    entrypoint.check(8)
+
+
 def test_a_missing_module_names_the_folders(tmp_path):
     with pytest.raises(EntrypointError, match=f"no module 'nowhere_at_all' in {tmp_path}"):
         Entrypoint.parse("nowhere_at_all.digits:Trial", [tmp_path]).load()

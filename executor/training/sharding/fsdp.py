@@ -165,10 +165,8 @@ class Sharded(Layout):
         mesh = self._mesh = init_device_mesh(loop.device.type, (loop.gang.num_workers,))
         more: dict[str, Any] = {}
         if loop.trial.precision == "bf16":
-            # autocast chooses the type of each operation, as on one worker, so that inputs stay as they are
-            more["mp_policy"] = MixedPrecisionPolicy(
-                param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
-            )
+            # Autocast still chooses the type of each operation, such as that of a loss.
+            more["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         if (shard := override_of(loop.trial, "shard")) is not None:
             shard(model, mesh)
         else:

@@ -140,3 +140,13 @@ class ByHand(Divided):
 class OwnStep(Divided):
     def step(self, model: Any, optimizers: Any, batch: Any) -> Any:
         raise AssertionError
+
+
+class Rounded(Divided):
+    precision = "bf16"
+
+    def build_model(self, config: Mapping[str, Any]) -> nn.Module:
+        return super().build_model({"dtype": "float32", **config})
+
+    def train_dataset(self, config: Mapping[str, Any]) -> TensorDataset:
+        return super().train_dataset({"dtype": "float32", **config})
