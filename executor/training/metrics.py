@@ -320,12 +320,7 @@ class Evaluation(Component):
             if self._in_step and segment.most_per_gpu is not None:
                 batch_size = min(batch_size, segment.most_per_gpu)
             self._loader = EvalLoader(
-                dataset,
-                make_feed,
-                batch_size=batch_size,
-                rank=rank,
-                num_workers=num_workers,
-                is_even=self._in_step,
+                dataset, make_feed, batch_size=batch_size, rank=rank, num_workers=num_workers, is_even=self._in_step
             )
 
     def close(self) -> None:
