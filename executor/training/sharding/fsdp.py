@@ -186,9 +186,14 @@ class Sharded(Layout):
             for name, each in part._parameters.items()
             if each is not None
         ]
-        self.root._apply(
-            lambda each: torch.full_like(each, torch.nan, device=device) if each.is_meta else each.to(device)
-        )
+
+        def made(each: Tensor) -> Tensor:
+            """Return memory whose values show where one is not filled, also as a loss."""
+            if not each.is_meta:
+                return each.to(device)
+            return torch.full_like(each, torch.nan if each.is_floating_point() else 0, device=device)
+
+        self.root._apply(made)
         first: dict[int, Any] = {}
         for part, name, was in tied:  # a tensor of two layers has become two
             part._parameters[name] = first.setdefault(was, part._parameters[name])
