@@ -425,7 +425,10 @@ EXAMPLES: dict[str, Example] = {
         _counter, lambda made, at: made.after_step(None, has_stepped=at != 3)
     ),
     "executor.training.metrics.Evaluation": Example(
-        _evaluation, lambda made, at: dict(made.metrics(nn.Identity(), at + 1)), steps=8, anew=("_latest",)
+        _evaluation,
+        lambda made, at: dict(made.metrics(nn.Identity(), at + 1, lambda compute: compute())),
+        steps=8,
+        anew=("_latest",),
     ),
     "executor.training.goodput.noise_scale.Averages": Example(lambda: Averages(2), _average),
     "executor.training.goodput.noise_scale.NoiseScale": Example(NoiseScale, _noise, steps=40),
