@@ -369,7 +369,7 @@ def _fp16() -> Any:
 def _evaluation() -> Evaluation:
     trial: Any = Noisy()
     made = Evaluation(trial, replace(segments.SEGMENT, until_iterations=99), GANG, every=5)
-    made._evaluated = lambda module, iterations: {"loss": 1.0 / iterations}  # type: ignore[method-assign]
+    made._evaluated = lambda module, iterations, within: {"loss": 1.0 / iterations}  # type: ignore[method-assign]
     return made
 
 
