@@ -17,7 +17,7 @@ import rubberband
 
 NUMBERS, LENGTH = 32, 16
 MEMORY_BYTES = 1_000_000
-"""Of a worker, for weights, gradients and the states of AdamW: 16 bytes a parameter. The model needs 1.4 MB."""
+"""Bytes of a worker for weights, gradients and the states of AdamW: 16 per parameter. The model needs 1.4 MB."""
 
 
 def sequences(count: int, seed: int) -> TensorDataset:

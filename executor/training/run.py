@@ -103,6 +103,9 @@ def run_segment(
             try:
                 yield from _train(entrypoint, segment, store, reports, artifacts, resources)
             except TrainingEnded:
+                yield from reports.all()  # without its last checkpoint the trial has failed
+                for runner in (each for each in resources if isinstance(each, Runner)):
+                    runner.part()
                 yield from artifacts.new()
                 yield SegmentEnded()
         except GeneratorExit:
@@ -157,12 +160,7 @@ def _train(
         if is_first:
             yield SegmentRepeated(iterations=done)
     for iterations in range(segment.from_iterations + 1, segment.until_iterations + 1):
-        try:
-            metrics = yield from _iterate(runner, iterations, reports, started)
-        except TrainingEnded:
-            yield from reports.all()  # without its last checkpoint the trial has failed
-            runner.part()
-            raise
+        metrics = yield from _iterate(runner, iterations, reports, started)
         is_last = iterations == segment.until_iterations or runner.ended
         saves = is_last or runner.saves_after(iterations)
         if is_first:

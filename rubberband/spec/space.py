@@ -456,6 +456,7 @@ def domain_meant(text: str) -> str:
 
 
 def range_meant(lower: str, upper: str) -> str:
+    """Return the domain between two numbers, as a file writes it; floats far apart have a logarithmic one."""
     lower, upper = sorted((lower, upper), key=float)
     least, most = float(lower), float(upper)
     if lower.isdigit() and upper.isdigit():

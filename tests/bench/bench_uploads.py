@@ -2,8 +2,8 @@
 
 Run: python -m tests.bench.bench_uploads [GIGABYTES [SECONDS [ITERATIONS]]]
 
-A program, and a function of Ray Tune, train on one core for so many seconds an iteration and save a folder of so many
-gigabytes after each: into the same files again, by files that take their places, or below a new name. Alone, the same
+A program, and a function of Ray Tune, train on one core for SECONDS per iteration and save a folder of GIGABYTES
+after each: into the same files again, by files that take their places, or below a new name. Alone, the same
 loop saves and trains on. The cost is how much longer the iterations after the first take than alone, on a store that is
 a folder, and on S3 (moto, whose server takes CPU of the same machine). `report` is the part of it that the loop waits.
 """

@@ -212,7 +212,7 @@ class Story:
         return self.point.cancelled >= 0 and not self.died_in and len(self.world.fake.calls) > cancels_at
 
     def _is_over(self) -> bool:
-        """Whether nobody goes on with it: not either for trials that are added."""
+        """Whether no driver resumes it, not even for trials that are added."""
         state = self.controller_now().state
         goes_on = self.features.adds and state.outcome == "done"
         if goes_on and (self.inbox.next_at() < math.inf or can_go_on(state)):

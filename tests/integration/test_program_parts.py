@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.executor import SegmentFailure, SegmentReport
+from rubberband.executor import SegmentEnded, SegmentFailure, SegmentReport
 from rubberband.executor.checkpoints.folders import unpack
 from tests.builders.processes.segment_worker import Worker, gang_of
 from tests.builders.sharded_program import FSDP
@@ -103,6 +103,22 @@ def test_a_part_that_is_gone_is_a_lost_checkpoint(trial: Trial, machines: list[W
     found = failures(trial.run(machines[:2], PARTS))
     assert "is missing" in found[0].message
     assert all(failure.lost for failure in found.values() if not failure.secondary)
+
+
+def test_a_gang_whose_program_ends_while_it_trains_iterations_again_has_ended(
+    trial: Trial, machines: list[Worker]
+) -> None:
+    source = PARTS.replace("    begin =", "    if (out / 'n').exists(): sys.exit(0)\n    begin =", 1)
+    source = source.replace(
+        "for epoch in range(begin + 1, 9):",
+        "for epoch in range(begin + 1, 9):\n        if epoch > 1: barrier(); rubberband.report({'loss': 0.0}); continue",
+    )
+    trial.run(machines[:2], source)
+    assert trial.last is not None
+    assert (trial.last.iterations, trial.last.saved_iterations) == (2, 1)
+    found = trial.run(machines[:2], source)
+    assert isinstance(found[0][-1], SegmentEnded)
+    assert found[1] == []
 
 
 def test_ranks_that_save_nothing_on_their_machine_add_no_part(trial: Trial, machines: list[Worker]) -> None:

@@ -86,7 +86,7 @@ class Added:
         return branin(sampling.configurations(self.state, self.setup)[trial], iterations)
 
     def drive(self, *requests: DriverRequest, told: list[Extension] | None = None) -> Added:
-        """Drive it to its end, or go on with it; `told` gets what is told of each request when it is asked."""
+        """Drive it to its end; `told` gets the forecast that answers each request."""
         self.controller = Controller(self.job)
         draw = partial(sampling.draw, self.experiment.search) if self.job.draws else None
         inbox = TimedInbox(self.backend.now, *requests)

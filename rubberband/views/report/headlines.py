@@ -114,6 +114,7 @@ def _course(result: Result) -> str:
 
 
 def deadline_kept(result: Result) -> str:
+    """Return how much time was left before the deadline, or how late the run was; empty without a deadline."""
     if result.deadline_s is None:
         return ""
     left_s = result.deadline_s - result.actual_jct_s
