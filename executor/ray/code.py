@@ -71,6 +71,8 @@ def pack(folders: Sequence[str]) -> Code:
         for name, path in files:
             try:
                 archive.writestr(_entry(name, path), path.read_bytes())
+            except FileNotFoundError:  # removed since it was found: another program's
+                continue
             except (OSError, UnicodeError) as error:  # also for a name that is no text
                 named = os.fsencode(path).decode(errors="backslashreplace")
                 reason = getattr(error, "strerror", None) or "its name is not text"

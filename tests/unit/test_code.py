@@ -10,6 +10,7 @@ import sysconfig
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,6 +163,20 @@ def test_an_oversized_value_is_named_with_its_remedy(project: Path, monkeypatch:
     monkeypatch.setattr(code, "MAX_BYTES", 4)
     found = code.unsent(Entrypoint(module="trial", attribute="Trial", search_path=(str(project),)))
     assert found.startswith("the code to send to the instances is "), "found before any instance is rented"
+
+
+def test_a_file_that_another_program_removes_meanwhile_is_not_sent(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walk = code._files
+
+    def found(*arguments: Any) -> list[tuple[str, Path]]:
+        files = walk(*arguments)
+        (project / "lib" / "deep" / "helper.py").unlink()
+        return files
+
+    monkeypatch.setattr(code, "_files", found)
+    assert _files(_installed([str(project)])[0]) == {"trial.py"}
 
 
 def test_an_unreadable_entry_is_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

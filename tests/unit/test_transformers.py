@@ -343,7 +343,8 @@ def test_patience_counts_the_evaluations_of_the_users_own_trainer(store, every):
     assert MADE[-1].state.best_metric == alone.state.best_metric  # training draws the same numbers
     reported = [item for item in items if isinstance(item, SegmentReport)]
     assert all("eval_loss" in item.metrics for item in reported)
-    rest = run(counting, store, config=config, from_iterations=2, until_iterations=9, checkpoint=reported[1].checkpoint)
+    begun = run(counting, store, config=config, until_iterations=2)[-1].checkpoint
+    rest = run(counting, store, config=config, from_iterations=2, until_iterations=9, checkpoint=begun)
     assert [item.metrics for item in rest if isinstance(item, SegmentReport)][-1]["eval_loss"] == (
         reported[-1].metrics["eval_loss"]
     )

@@ -126,5 +126,6 @@ def draws(config: dict[str, Any]) -> None:
     dist.init_process_group("gloo")
     dist.all_gather_object(drawn, first)
     while True:
+        dist.barrier()  # as training does: no worker writes while rank 0 still reports
         Path(os.environ["RUBBERBAND_CHECKPOINT"], "drawn").touch()
         rubberband.report({"loss": first, "of_last": drawn[-1], "rank": float(os.environ["RANK"])})
