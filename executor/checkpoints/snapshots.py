@@ -1,8 +1,8 @@
 """The files of a checkpoint as they are at one moment, while its program or function waits: it trains on meanwhile.
 
-Small files are copied. Large ones are hard links where the program does not write again into the files that it has
-saved: it writes others in their place, or below another name, as most do. Whether it does is seen at its second save,
-so those of the first are copied, and a linked file is compared once more after it was packed.
+Small files are copied. Large ones are hard links, and are packed at once, so that most programs do not write into them
+before that, also one that saves into the same file again. A file that has changed once it was packed makes no
+checkpoint; after two such saves in a row it is copied.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ import os
 import shutil
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints.folders import FolderCheckpoint, Rewritten, settled, walk, write_archive
 from rubberband.executor.checkpoints.scratch import Scratch
 
 LARGE_BYTES = 2**24
 """Bytes of a file from which on it is linked."""
+_MOST_REWRITTEN = 2
 _FICLONE = 0x40049409
 """Linux: makes a file a copy-on-write copy of another one, on file systems that have these (XFS, Btrfs)."""
-_CHUNK_BYTES = 2**24
 _TICK_S = 0.02
 """Two writes that are further apart leave other times of change."""
 _State = tuple[int, int, int]
@@ -38,8 +40,8 @@ class Snapshot:
     path: Path
     content: Mapping[str, Any]
     """Further keys of their archive's manifest."""
-    rewritten: set[str]
-    """The paths of large files that the program changes in place, to which it adds."""
+    rewritten: Counter[str]
+    """Path of a large file -> times in a row that the program wrote into it before it was packed; it counts there."""
     links: dict[str, _State] = field(default_factory=dict)
     has_files: bool = False
     is_packed_now: bool = False
@@ -55,6 +57,10 @@ class Snapshot:
     def _pack(self, to: Path) -> None:
         try:
             write_archive({"": self.path}, to, **self.content)
+        except CheckpointError:  # it may have changed all the time
+            self.verify()
+            raise
+        else:
             self.verify()
         finally:
             self.is_packed_now = False
@@ -62,9 +68,11 @@ class Snapshot:
     def verify(self) -> None:
         """Raise Rewritten if the program has written into a linked file."""
         changed = [path for path, state in self.links.items() if _state(os.stat(self.path / path)) != state]
+        self.rewritten.update(changed)
         if changed:
-            self.rewritten.update(changed)
             raise Rewritten(f"{changed[0]} was written again while the checkpoint was packed")
+        for path in self.links:
+            del self.rewritten[path]
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
@@ -79,9 +87,7 @@ class Snapshots:
         self._place = scratch.path / "saved"
         self._place.mkdir()
         self._taken = 0
-        self._before: dict[str, _State] = {}
-        self._rewritten = set[str]()
-        """Paths of large files that the program changes in place."""
+        self._rewritten = Counter[str]()
 
     def take(self, folder: Path, content: Mapping[str, Any], *, without: Collection[str] = ()) -> Snapshot:
         """Return the files of a folder as they are now, but those at the paths `without`; `content` for the manifest.
@@ -89,8 +95,7 @@ class Snapshots:
         Raises CheckpointError for a folder that changes meanwhile, or that has something else than files.
         """
         self._taken += 1
-        snapshot, self._before = settled([folder], lambda: self._read(folder, content, without))
-        return snapshot
+        return settled([folder], lambda: self._read(folder, content, without))
 
     def checkpoint(self, folder: Path) -> FolderCheckpoint:
         """Return the files of a folder, for a function. Raises CheckpointError."""
@@ -99,14 +104,10 @@ class Snapshots:
         weakref.finalize(made, snapshot.remove)
         return made
 
-    def _read(
-        self, folder: Path, content: Mapping[str, Any], without: Collection[str]
-    ) -> tuple[Snapshot, dict[str, _State]]:
+    def _read(self, folder: Path, content: Mapping[str, Any], without: Collection[str]) -> Snapshot:
         snapshot = Snapshot(self._place / str(self._taken), content, self._rewritten)
-        found, links = dict[str, _State](), list[Path]()
-        held = self._place / "held"
-        for each in (held, snapshot.path):
-            shutil.rmtree(each, ignore_errors=True)
+        links = list[Path]()
+        shutil.rmtree(snapshot.path, ignore_errors=True)
         snapshot.path.mkdir()
         for entry in walk(str(folder), top=str(folder)):
             to = snapshot.path / entry.path
@@ -119,31 +120,17 @@ class Snapshots:
             elif entry.path not in without:
                 snapshot.has_files = True
                 to.parent.mkdir(parents=True, exist_ok=True)
-                state = _state(entry.status)
-                if entry.status.st_size < LARGE_BYTES:
-                    shutil.copy2(entry.place, to)
-                    continue
-                found[entry.path] = state
-                if self._is_kept(entry.path, state) and _linked(entry.place, to):
-                    snapshot.links[entry.path] = state
-                    continue
-                _copy(entry.place, to)
-                if not self._before:  # its inode stays its own until the next save, which shows what becomes of it
-                    held.mkdir(exist_ok=True)
-                    _linked(entry.place, held / str(len(found)))
+                is_linked = entry.status.st_size >= LARGE_BYTES and self._rewritten[entry.path] < _MOST_REWRITTEN
+                if is_linked and _linked(entry.place, to):
+                    snapshot.links[entry.path] = _state(entry.status)
+                else:
+                    _copy(entry.place, to)
         latest_s = max((changed_ns for _, _, changed_ns in snapshot.links.values()), default=0) / 1e9
         time.sleep(max(0.0, min(latest_s + _TICK_S - time.time(), _TICK_S)))
         for link in links:
             if not link.exists():  # it leads to what is left out
                 link.unlink()
-        return snapshot, found
-
-    def _is_kept(self, path: str, state: _State) -> bool:
-        """Whether the program probably leaves this file as it is, or removes it."""
-        before = self._before.get(path)
-        if before is not None and before[0] == state[0] and before != state:
-            self._rewritten.add(path)
-        return bool(self._before) and path not in self._rewritten
+        return snapshot
 
 
 def _state(status: os.stat_result) -> _State:
@@ -160,9 +147,9 @@ def _linked(source: str, to: Path) -> bool:
 
 
 def _copy(source: str, to: Path) -> None:
-    with open(source, "rb") as file, open(to, "wb") as made:
-        try:
+    try:
+        with open(source, "rb") as file, open(to, "wb") as made:
             fcntl.ioctl(made.fileno(), _FICLONE, file.fileno())
-        except OSError:
-            shutil.copyfileobj(file, made, _CHUNK_BYTES)
-    shutil.copystat(source, to)
+        shutil.copystat(source, to)
+    except OSError:
+        shutil.copy2(source, to)

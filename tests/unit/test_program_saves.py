@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,39 +68,39 @@ def replaced(path: Path, content: bytes) -> None:
     draft.replace(path)
 
 
-def test_a_file_that_is_written_again_is_copied_and_one_that_is_replaced_is_linked(
+def test_large_files_are_linked_also_those_that_are_written_again(
     folder: Path, scratch: Scratch, tmp_path: Path
 ) -> None:
     taken = Snapshots(scratch)
-    for number in range(4):
+    for number in range(3):
         again, new = b"%d" % number + LARGE, b"new %d" % number + LARGE
         (folder / "again").write_bytes(again)
         replaced(folder / "new", new)
         (folder / "small").write_bytes(b"%d" % number)
         snapshot = taken.take(folder, {})
-        assert (is_linked(snapshot, "again"), is_linked(snapshot, "small")) == (False, False)
-        assert is_linked(snapshot, "new") == (number > 0), "the first save says nothing yet"
-        (folder / "again").write_bytes(b"next" + LARGE)  # the program goes on
+        assert [is_linked(snapshot, name) for name in ("again", "new", "small")] == [True, True, False]
+        (folder / "small").write_bytes(b"next")  # the program goes on
         replaced(folder / "new", b"next" + LARGE)
         assert packed(snapshot, tmp_path) == {"again": again, "new": new, "small": b"%d" % number}
 
 
-def test_a_linked_file_that_is_written_while_it_is_packed_is_no_checkpoint_and_is_copied_from_then_on(
+def test_a_linked_file_that_is_written_before_it_is_packed_is_no_checkpoint_and_is_copied_after_the_second_time(
     folder: Path, scratch: Scratch, tmp_path: Path
 ) -> None:
     taken = Snapshots(scratch)
-    (folder / "first").write_bytes(LARGE)
-    taken.take(folder, {})
-    (folder / "second").write_bytes(LARGE)  # another name each time, as most programs have it
-    snapshot = taken.take(folder, {})
-    assert is_linked(snapshot, "second")
-    (folder / "second").write_bytes(b"again" + LARGE)
-    with pytest.raises(Rewritten):
-        packed(snapshot, tmp_path)
-    snapshot = taken.take(folder, {})
-    assert not is_linked(snapshot, "second")
-    (folder / "second").write_bytes(b"and again" + LARGE)
-    assert packed(snapshot, tmp_path)["second"] == b"again" + LARGE
+
+    def saved(*, is_quick: bool) -> dict[str, bytes]:
+        (folder / "model").write_bytes(b"saved" + LARGE)
+        snapshot = taken.take(folder, {})
+        if is_quick:
+            (folder / "model").write_bytes(b"again" + LARGE)
+        return packed(snapshot, tmp_path)
+
+    for quick in (True, False, True, True):  # a checkpoint between them: the two are not in a row
+        with pytest.raises(Rewritten) if quick else nullcontext():
+            saved(is_quick=quick)
+    assert saved(is_quick=True)["model"] == b"saved" + LARGE
+    assert not is_linked(taken.take(folder, {}), "model")
 
 
 @settings(max_examples=60)
