@@ -205,7 +205,7 @@ def _fault_of(gang: Sequence[WorkerRun]) -> TrialFault | None:
     line = (
         f"two workers do not go on after {f'iteration {done}' if done else 'their start'}; loss() and hooks must "
         "communicate alike on every worker, and a loss() that does needs equal shares: batch: {balance: {policy: "
-        "equal}}"
+        'equal}}; with sharding = "fsdp", loss() must call the same parts of the model on every worker'
     )
     return TrialFault(line=line)
 

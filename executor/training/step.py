@@ -176,6 +176,7 @@ class TrainStep(Step):
             return self._skip_pass(found)
         with nullcontext() if any(sizes) else uncounted(self._module):
             self._take_passes(weighed, found)
+        self._exchange.finish()
         self._timer.averaged()
         return found
 

@@ -121,6 +121,9 @@ class Exchange(ABC):
         """Take part in the average of a step with gradients of 0, without a pass through the model."""
         raise NotImplementedError
 
+    def finish(self) -> None:  # noqa: B027 - optional hook
+        """See to the gradients after the passes of a step."""
+
 
 class GradientExchange(Exchange):
     """Averages the gradients of a gang's workers by DistributedDataParallel; idle for one worker.

@@ -36,6 +36,7 @@ def waits_briefly(plant: pytest.MonkeyPatch) -> None:
         ("planted_trials:Freezing", follows_nothing, "Expected to have finished reduction"),
         ("planted_trials:Remembering", None, "0.weight differs between worker 0 (norm "),
         ("planted_trials:Communicating", waits_briefly, "two workers do not go on after iteration 1; loss() and hooks"),
+        ("sharded_trials:Apart", None, "workers call different parts of the model"),
         ("gang_trials:Thawing", follows_nothing, "0.weight differs between worker 0 (norm "),
         ("gang_trials:Sparse", None, "the gradient of table is sparse"),
         ("gang_trials:ByRank", None, "worker 0 begins or ceases to train 0.weight, and not every worker does"),

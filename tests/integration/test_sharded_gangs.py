@@ -51,6 +51,7 @@ def undivided(store: CheckpointStore, **config: Any) -> list[SegmentReport]:
     [
         ("float64", 1e-12, {}),
         ("float32", 1e-6, {}),
+        ("float64", 1e-12, {"experts": True}),
         pytest.param("float64", 1e-12, {"thaws": True, "optimizer": "sgd"}, marks=pytest.mark.long),
         pytest.param("float64", 1e-12, {"reads": True}, marks=pytest.mark.long),
         pytest.param("float64", 1e-12, {"forgets": True}, marks=pytest.mark.long),
@@ -66,9 +67,14 @@ def test_a_divided_model_learns_on_two_one_and_two_what_a_whole_one_learns_on_on
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute:UserWarning")  # torch's own
 @pytest.mark.parametrize(
-    ("config", "tolerance"), [({"words": {"compile": True}}, 1e-10), ({"words": {"precision": "bf16"}}, 2e-2)]
+    ("config", "tolerance"),
+    [
+        ({"words": {"compile": True}}, 1e-10),
+        ({"words": {"compile": True}, "experts": True}, 1e-10),
+        ({"words": {"precision": "bf16"}}, 2e-2),
+    ],
 )
 def test_a_divided_model_is_compiled_and_computes_in_16_bits(
     workers: list[Worker], store: CheckpointStore, config: dict[str, Any], tolerance: float

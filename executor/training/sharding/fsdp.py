@@ -37,6 +37,7 @@ from rubberband.executor.training.layout import Layout
 from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.sharding import pieces
 from rubberband.executor.training.sharding.pieces import Divided, Piece, Whole, mapped
+from rubberband.executor.training.sharding.unused import Unused
 from rubberband.executor.training.torch_trial import DIVIDED, TorchTrial, override_of
 from rubberband.executor.training.wrapping import (
     Exchange,
@@ -323,6 +324,7 @@ class ShardedExchange(Exchange):
 
     def __init__(self, root: nn.Module, module: nn.Module, optimizer: Optimizer, gang: Gang) -> None:
         self._root, self._module, self._optimizer, self._gang = root, module, optimizer, gang
+        self._unused = Unused(root)
         self._trained: dict[str, Tensor] = {}
         self.buffers = SharedBuffers(module, gang)
         self.follow(is_thorough=True)
@@ -348,7 +350,11 @@ class ShardedExchange(Exchange):
         self._trained = trained
 
     def run(self, compute: Callable[[], tuple[Tensor, T]]) -> tuple[Tensor, T]:
-        return passed(self._root, compute)
+        loss, more = passed(self._root, compute)
+        return self._unused.watched(loss), more
+
+    def finish(self) -> None:
+        self._unused.drop(self._gang)
 
 
 def _pieces_of(state: Any) -> dict[str, Piece]:

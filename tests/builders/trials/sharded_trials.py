@@ -24,13 +24,28 @@ class Block(nn.Module):
         return inputs + self.down(torch.tanh(self.up(self.norm(inputs))))
 
 
+class Experts(Block):
+    """Few samples go to the second expert, and none to the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(7, 7) for _ in range(3)])
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found, route = super().forward(inputs), (inputs.sum(1) > 2).long()
+        for number in route.unique().tolist():
+            (rows,) = (route == number).nonzero(as_tuple=True)
+            found = found.index_add(0, rows, self.experts[number](inputs[rows]))
+        return found
+
+
 class Network(nn.Module):
     """Widths that no gang divides; two layers with one weight; a parameter, a buffer and an attribute of its own."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
         self.first = nn.Linear(5, 7, bias=False)
-        self.blocks = nn.ModuleList([Block() for _ in range(3)])
+        self.blocks = nn.ModuleList([Experts() if config.get("experts") else Block() for _ in range(3)])
         self.last = nn.Linear(5, 7, bias=False)
         if config.get("reads"):
             assert self.first.weight.std().item() > 0
@@ -107,6 +122,15 @@ class Whole(rubberband.TorchTrial):
 
 class Divided(Whole):
     sharding = "fsdp"
+
+
+class Apart(Divided):
+    """Each worker calls a part of its own."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        inputs, targets = batch
+        found = model.blocks[rank()](model.first(inputs))
+        return nn.functional.mse_loss(model.head(found), targets)
 
 
 class ByHand(Divided):
