@@ -147,6 +147,19 @@ def test_a_worker_that_fails_ends_the_others(store: CheckpointStore, fault: str,
         assert own is None
 
 
+@pytest.mark.parametrize(("version", "is_refused"), [("2.6.0+cpu", True), ("2.7.1", False), ("2.15.0", False)])
+def test_a_torch_that_cannot_divide_is_refused(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, version: str, is_refused: bool
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    found = list(run_segment(trial("Divided"), replace(SEGMENT, until_iterations=1), store))
+    assert isinstance(found[-1], SegmentFailure) is is_refused
+    if is_refused:
+        assert failure(found).message == (
+            'sharding = "fsdp" needs torch 2.7 or later on CPUs, and this is 2.6.0+cpu; install a later one'
+        )
+
+
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("OwnStep", {}, "own step"),
     *[

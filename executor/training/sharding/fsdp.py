@@ -39,6 +39,7 @@ from rubberband.executor.training.sharding import pieces
 from rubberband.executor.training.sharding.pieces import Divided, Piece, Whole, mapped
 from rubberband.executor.training.sharding.unused import Unused
 from rubberband.executor.training.torch_trial import DIVIDED, TorchTrial, override_of
+from rubberband.executor.training.trial import Device
 from rubberband.executor.training.wrapping import (
     Exchange,
     Pass,
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from rubberband.executor.training.loop import TorchRunner
 
 T = TypeVar("T")
-LEAST_TORCH = (2, 6)
+LEAST_TORCH: Mapping[Device, tuple[int, int]] = {"cuda": (2, 6), "cpu": (2, 7)}
 _WITH = 'sharding = "fsdp"'
 _UNLIKE: Mapping[str, tuple[Any, str]] = {
     "precision": ("fp16", 'use "bf16" or "32"'),
@@ -81,8 +82,11 @@ def make_layout(loop: TorchRunner) -> Layout | None:
 def require(loop: TorchRunner) -> None:
     """Raise TrialFailure for what cannot be divided, before the model is built."""
     trial, segment, version = loop.trial, loop.segment, tuple(map(int, torch.__version__.split(".")[:2]))
-    if version < LEAST_TORCH:
-        raise refused(f"{_WITH} needs torch 2.6 or later, and this is {torch.__version__}; install a later one")
+    if version < (least := LEAST_TORCH[segment.device]):
+        raise refused(
+            f"{_WITH} needs torch {'.'.join(map(str, least))} or later on {segment.device.upper()}s, and this is "
+            f"{torch.__version__}; install a later one"
+        )
     if segment.training is not None:
         raise refused(f"the trial has {DIVIDED[False]}")
     if segment.batch is not None:
