@@ -1,7 +1,7 @@
 """Parameters that a worker's pass does not use, such as those of an expert to which no sample goes.
 
 FSDP sums the gradients of a part of the model as one vector, of those parameters that have one. Where workers use
-others, it would add gradients of different parameters, or wait for ever. So those that a worker has not used get a
+others, it would add gradients of different parameters, or hang. So those that a worker has not used get a
 gradient of 0 before the sum, and lose it after the step if no worker has used them: the optimizer passes over them
 then, as it does without `sharding`.
 """
