@@ -83,8 +83,8 @@ class GPTTrial(rubberband.TorchTrial):
 
     def on_iteration(self, model: nn.Module, iterations: int) -> None:
         bytes_here = 16 * sum(own(each).numel() for each in model.parameters())
-        if bytes_here > MEMORY_BYTES and torch.distributed.is_initialized():  # `check` tries it on one worker first
-            raise MemoryError(f"{bytes_here / 1e6:.1f} MB do not fit this worker; use larger gangs")
+        if bytes_here > MEMORY_BYTES:
+            raise MemoryError(f"{bytes_here / 1e6:.1f} MB do not fit a worker; set resources.gpus_per_trial.min higher")
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         (numbers,) = batch

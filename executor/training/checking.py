@@ -39,6 +39,7 @@ from rubberband.executor.training.failures import (
     UnclearMetric,
     WorkerTrace,
     describe,
+    lacks_memory,
     refused,
 )
 from rubberband.executor.training.guarded_process import GuardedProcess
@@ -136,6 +137,7 @@ class StepwiseCheck:
         self._order, self._until, self._answers = order, until, answers
         self._found = TrialCheck()
         self._servers: Any = None
+        self._is_divided = False
 
     def run(self) -> None:
         """Go through all steps; the last answer is finished."""
@@ -150,7 +152,7 @@ class StepwiseCheck:
             adaptive, asynchronous = segment.batch is not None, segment.training is not None
             order.entrypoint.check(order.max_gpus, adaptive=adaptive, asynchronous=asynchronous)
             target = order.entrypoint.load()
-        self._found.kind = kind_of(target).name
+        self._found.kind, self._is_divided = kind_of(target).name, getattr(target, "sharding", None) is not None
         if self._found.kind == "program" or is_distributed(target):
             part("program check")(order, self._found, self._step, self._answer, self._until).run()
             return
@@ -306,7 +308,12 @@ class StepwiseCheck:
             error: BaseException = raised
             if self._servers is not None and isinstance(raised, GangBroken):
                 error = self._servers.failure() or raised
-            self._found.problems.append(_problem(name, error, self._order))
+            problem = _problem(name, error, self._order)
+            if self._is_divided and _lacks_memory(error) and (least := min(self._order.gangs)) > 1:
+                why = f"one worker has too little memory ({problem.line}), and a gang has at least {least}"
+                self._found.remarks.append(f"the trial was not trained: {why}")
+                raise _Failed from None
+            self._found.problems.append(problem)
             if not (goes_on and isinstance(error, TrialFailure) and error.kind in ("no_metric", "not_a_number")):
                 raise _Failed from None
         finally:
@@ -388,7 +395,7 @@ def _problem(step: str, error: BaseException, order: CheckOrder) -> TrialFault:
     if step == "import":
         line, details = failure.message.removeprefix(f"{type(error).__name__}: "), _own_frames(error.__cause__)
         return TrialFault(line=line, details=details, may_be_here=isinstance(error, NotHereError))
-    own, no_memory = isinstance(error, TrialFailure), isinstance(error, (MemoryError, LacksMemory))
+    own = isinstance(error, TrialFailure)
     fix = "" if isinstance(error, UnclearMetric) or step == "fork" else _FIXES.get(failure.kind, "")
     line = f"{step}: {failure.message}{fix}"
     if isinstance(error.__cause__, WorkerTrace):
@@ -397,7 +404,11 @@ def _problem(step: str, error: BaseException, order: CheckOrder) -> TrialFault:
         details = "" if own else _own_frames(error)
     restores = step in ("restore", "continue", "fork")
     is_final = failure.kind == "no_metric" or (restores and failure.kind != "not_a_number")
-    return TrialFault(line=line, details=details, is_final=is_final, may_be_here=no_memory)
+    return TrialFault(line=line, details=details, is_final=is_final, may_be_here=_lacks_memory(error))
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    return isinstance(error, (MemoryError, LacksMemory)) or lacks_memory(error)
 
 
 def _own_frames(error: BaseException | None) -> str:

@@ -18,7 +18,15 @@ from torch.utils.hooks import RemovableHandle
 
 from rubberband.executor.training.clocks import ComputeTimer
 from rubberband.executor.training.data import Feed
-from rubberband.executor.training.failures import RanOut, TrialFailure, is_out_of_memory, one_line, refused, release
+from rubberband.executor.training.failures import (
+    LacksMemory,
+    RanOut,
+    TrialFailure,
+    is_out_of_memory,
+    one_line,
+    refused,
+    release,
+)
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.metrics import Means, Weighed, Weighing, Weight, loss_and_metrics
 from rubberband.executor.training.options import Group, Precision
@@ -215,10 +223,11 @@ class TrainStep(Step):
         if self._feed.leave_device():  # a set that the GPU holds goes first
             smaller = most
         elif max(len(part) for part in self._parts(batch, smaller)[0]) >= most:
-            return refused(
-                f"{line}; no fewer than {counted(most, 'sample')} can be taken at once: use a smaller model, or an "
-                "instance with more memory"
-            )
+            larger = "an instance with more memory"
+            if self._trial.sharding:
+                larger = "larger gangs (resources.gpus_per_trial.min)"
+            least = f"no fewer than {counted(most, 'sample')} can be taken at once"
+            return LacksMemory("raised", f"{line}; {least}: use a smaller model, or {larger}")
         again = f"the trial begins again from its checkpoint, with at most {counted(smaller, 'sample')} at once"
         print(f"rubberband: a step ran out of memory; {again}", flush=True)
         return RanOut(line, smaller)

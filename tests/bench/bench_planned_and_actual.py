@@ -1,11 +1,14 @@
 """Planned against actual seconds and cost of small runs on this machine, each from a fresh home with a fresh profile.
 
-Six experiments: the two examples, a plain script as a function, a job of one report, a program without checkpoints, and
-the same with those of `rubberband init --patch`; winners of the last two are printed. A row for each run: what was
-planned and what happened, the profile's spread (that of a single iteration), and the difference in percent; the last
-row of each has the mean difference and the largest. Prints figures, asserts none.
+Eight experiments: two examples, a plain script as a function, a job of one report, a program without checkpoints, and
+the same with those of `rubberband init --patch`; winners of these two are printed. Then the example of a model that
+does not fit one GPU, on local instances and on the fake EC2 with the checkpoints' parts in S3; a wait stands for the
+computing of its GPUs, as gangs side by side share this machine's cores, and a gang alone would be faster.
 
-Run: python -m tests.bench.bench_planned_and_actual [digits|scaling|function|one|program|patched] [--runs N] [--busy]
+A row for each run: what was planned and what happened, the profile's spread (that of a single iteration), and the
+difference in percent; the last row of each has the mean difference and the largest. Prints figures, asserts none.
+
+Run: python -m tests.bench.bench_planned_and_actual [NAME ...] [--runs N] [--busy]
 
 With `--busy` a process with an endless loop runs beside them. They need a machine on which nothing else runs.
 """
@@ -19,7 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -27,6 +30,8 @@ from statistics import fmean
 from rubberband.executor import ExperimentFolder, Journal, Result, sqlite_url
 from rubberband.executor import read_journal as read
 from rubberband.running.programs.patches import patch_of
+from tests.builders.ec2_runs import ec2, words
+from tests.ec2 import BUCKET
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,6 +88,21 @@ for epoch in range(args.epochs):
     print(f"epoch {epoch} accuracy={1 / (1 + loss):.8f}", flush=True)
 """
 
+PACED = """
+import time
+
+import torch
+from examples.sharded import GPTTrial
+
+
+class Paced(GPTTrial):
+    batch_size = 256
+
+    def loss(self, model, batch):
+        time.sleep(0.008 * len(batch[0]) * torch.is_grad_enabled())
+        return super().loss(model, batch)
+"""
+
 WORDS = """
 version: 1
 name: {name}
@@ -103,6 +123,22 @@ FILES = {
     "one": "one.yaml",
     "program": "program.yaml",
     "patched": "patched.yaml",
+    "sharded": "examples/sharded.yaml",
+    "sharded-ec2": "examples/sharded.yaml",
+}
+OVERRIDES: Mapping[str, tuple[str, ...]] = {
+    "digits": ("profile=", "constraints.deadline=30m"),  # time on a busy machine too: the plan, the fastest, is its
+    "sharded": ("entrypoint=paced:Paced", "profile="),
+    "sharded-ec2": (
+        "entrypoint=paced:Paced",
+        "profile=",
+        "resources.provider=aws",
+        "resources.instance_type=g4dn.12xlarge",
+        "resources.gpus_per_instance=",
+        "resources.price_per_hour=",
+        f"resources.checkpoints=s3://{BUCKET}/sharded",
+        "resources.aws.install=none",
+    ),
 }
 
 
@@ -112,13 +148,13 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--busy", action="store_true", help="run beside an endless loop")
     chosen = parser.parse_args()
-    print("experiment  run  planned s  actual s  difference  planned USD  actual USD  difference  spread")
+    print("experiment   run  planned s  actual s  difference  planned USD  actual USD  difference  spread")
     with _busy_loop(chosen.busy):
         for name in chosen.experiments or FILES:
             off = [print_run(name, number + 1) for number in range(chosen.runs)]
             seconds, usd = zip(*off, strict=True)
-            print(f"{name:<10} mean {fmean(seconds):>+31.1f} %{fmean(usd):>+37.1f} %")
-            print(f"{name:<10}  max {max(seconds, key=abs):>+31.1f} %{max(usd, key=abs):>+37.1f} %", flush=True)
+            print(f"{name:<11} mean {fmean(seconds):>+31.1f} %{fmean(usd):>+37.1f} %")
+            print(f"{name:<11}  max {max(seconds, key=abs):>+31.1f} %{max(usd, key=abs):>+37.1f} %", flush=True)
 
 
 @contextmanager
@@ -146,7 +182,7 @@ def print_run(name: str, number: int) -> tuple[float, float]:
     off_s = _off(result.actual_jct_s, result.planned_jct_s)
     off_usd = _off(result.actual_cost_usd, result.planned_cost_usd)
     print(
-        f"{name:<10} {number:>4} {result.planned_jct_s:>10.1f} {result.actual_jct_s:>9.1f} {off_s:>+9.1f} %"
+        f"{name:<11} {number:>4} {result.planned_jct_s:>10.1f} {result.actual_jct_s:>9.1f} {off_s:>+9.1f} %"
         f" {result.planned_cost_usd:>12.4f} {result.actual_cost_usd:>11.4f} {off_usd:>+9.1f} %"
         f" {spread:>6.0%}",
         flush=True,
@@ -154,7 +190,7 @@ def print_run(name: str, number: int) -> tuple[float, float]:
     if name in ("program", "patched"):
         best = result.best
         print(
-            f"{name:<10} {number:>4} winner: trial {best.trial}, lr {best.config['lr']:.6f}: {best.metrics}", flush=True
+            f"{name:<11} {number:>4} winner: trial {best.trial}, lr {best.config['lr']:.6f}: {best.metrics}", flush=True
         )
     return off_s, off_usd
 
@@ -165,8 +201,17 @@ def _off(actual: float, planned: float) -> float:
 
 def run(name: str, place: Path) -> tuple[Result, float]:
     """Run the experiment from a copy of its files in a fresh home: its result, and the spread of its profile."""
+    write_files(place)
+    if not name.endswith("-ec2"):
+        return run_in(name, place, os.environ | {"RUBBERBAND_HOME": str(place / "home"), "PYTHONPATH": str(ROOT)})
+    with ec2(place / "cloud") as line:
+        return run_in(name, place, line.environment)
+
+
+def write_files(place: Path) -> None:
     shutil.copytree(ROOT / "examples", place / "examples", ignore=shutil.ignore_patterns("*.profile.json"))
     (place / "script.py").write_text(FUNCTION)
+    (place / "paced.py").write_text(PACED)
     trains = "scheduler: {type: sha, num_samples: 12, grace_period: 3, max_t: 27, reduction_factor: 3}"
     scores = "scheduler: {type: stages, stages: [{trials: 12, iterations: 1}]}"
     (place / "function.yaml").write_text(
@@ -181,16 +226,16 @@ def run(name: str, place: Path) -> tuple[Result, float]:
         (place / f"{script}.yaml").write_text(
             WORDS.format(name=script, function=line, scheduler=halves, minimum=", minimum_billed: 0s")
         )
-    home, found = place / "home", place / "told"
-    environment = os.environ | {"RUBBERBAND_HOME": str(home), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "rubberband.cli", "run", FILES[name]]
-    if name == "digits":  # it has the time on a busy machine too: the plan, the fastest one, is the same
-        command += ["-s", "profile=", "-s", "constraints.deadline=30m"]
-    with open(found, "w") as output:
+
+
+def run_in(name: str, place: Path, environment: Mapping[str, str]) -> tuple[Result, float]:
+    command = [sys.executable, "-m", "rubberband.cli", "run", FILES[name], *words(*OVERRIDES.get(name, ()))]
+    told = place / "told"
+    with open(told, "w") as output:
         code = subprocess.run(command, cwd=place, env=environment, stdout=output, stderr=output).returncode
     if code:
-        raise SystemExit(f"{' '.join(command)} ended with {code}:\n{found.read_text()}")
-    folder = ExperimentFolder(home=home, name=name)
+        raise SystemExit(f"{' '.join(command)} ended with {code}:\n{told.read_text()}")
+    folder = ExperimentFolder(home=Path(environment["RUBBERBAND_HOME"]), name=name.removesuffix("-ec2"))
     journal = Journal(sqlite_url(folder.journal), folder.name)
     header = journal.header()
     assert header is not None

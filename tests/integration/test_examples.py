@@ -58,6 +58,16 @@ def test_the_example_of_a_divided_model_learns_and_gives_a_whole_one(
     assert hits == pytest.approx(best.metrics["accuracy"], abs=1e-3)
 
 
+def test_the_example_of_a_divided_model_does_not_fit_one_worker(command_line: CommandLine) -> None:
+    check = ("check", str(EXAMPLES / "sharded.yaml"))
+    output, errors = command_line(*check)
+    assert "passes; run it" in output
+    assert "one worker has too little memory" in errors
+    assert "a gang has at least 2" in errors
+    _, errors = command_line(*check, "-s", "resources.gpus_per_trial.min=1", "-s", "profile=", exit_code=1)
+    assert "MB do not fit a worker; set resources.gpus_per_trial.min higher\n" in errors
+
+
 @pytest.mark.long
 def test_the_text_model_is_replaced_by_one_of_hugging_face(tmp_path: Path) -> None:
     """The block of the page, with a small model in a folder in place of the one that it downloads."""
