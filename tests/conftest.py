@@ -2,6 +2,7 @@
 
 import gc
 import os
+import socket
 import time
 import zlib
 from collections import Counter
@@ -140,6 +141,27 @@ def s3(moto: str, monkeypatch: pytest.MonkeyPatch) -> str:
     }.items():
         monkeypatch.setenv(key, value)
     boto3.client("s3").create_bucket(Bucket="bucket")
+    return "bucket"
+
+
+@pytest.fixture(scope="module")
+def emulator() -> Iterator[str]:
+    """The address of an emulator of Google Cloud Storage."""
+    servers = pytest.importorskip("gcp_storage_emulator.server", reason="pip install gcp-storage-emulator")
+    pytest.importorskip("gcsfs", reason="pip install gcsfs")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = servers.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
+    server.start()
+    yield f"http://127.0.0.1:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def gcs(emulator: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A bucket of the emulator that the environment leads to."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", emulator)
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
     return "bucket"
 
 

@@ -6,8 +6,7 @@ import io
 import os
 import pickle
 import shutil
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from io import BufferedIOBase
 from pathlib import Path
@@ -26,6 +25,7 @@ from rubberband.executor.checkpoints import MARK, reopen_store
 from rubberband.executor.checkpoints.folders import unpack, write_archive
 from rubberband.executor.checkpoints.objects import ObjectStore
 from rubberband.executor.core.events import CheckpointRef
+from tests.builders.buckets import BUCKETS, bucket
 from tests.builders.power_cut import PowerCut
 
 Opener = Callable[[Path], CheckpointStore]
@@ -37,39 +37,10 @@ STORES: dict[str, Opener] = {
 """Add a store here and it is held to the same promises."""
 
 
-@pytest.fixture(scope="module")
-def emulator() -> Iterator[str]:
-    """The address of an emulator of Google Cloud Storage."""
-    servers = pytest.importorskip("gcp_storage_emulator.server", reason="pip install gcp-storage-emulator")
-    pytest.importorskip("gcsfs", reason="pip install gcsfs")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server = servers.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
-    server.start()
-    yield f"http://127.0.0.1:{port}"
-    server.stop()
-
-
-@pytest.fixture
-def gcs(emulator, monkeypatch) -> str:
-    """A bucket of the emulator that the environment leads to."""
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", emulator)
-    monkeypatch.setenv("NO_GCE_CHECK", "true")
-    return "bucket"
-
-
-@pytest.fixture(params=[*STORES, "s3", "gcs", "memory", "a directory by fsspec"])
-def store(request, tmp_path, monkeypatch) -> CheckpointStore:
-    if request.param == "s3":
-        return open_store(f"s3://{request.getfixturevalue('s3')}/some/prefix/")
-    if request.param == "gcs":
-        return open_store(f"gs://{request.getfixturevalue('gcs')}/{tmp_path.name}/prefix/")
-    if request.param == "memory":
-        return open_store(f"memory://{tmp_path.name}/prefix")
-    if request.param == "a directory by fsspec":
-        monkeypatch.setitem(installation.STORE_DRIVERS, "local", "fsspec")
-        (tmp_path / "by fsspec").mkdir()
-        return open_store(f"local://{tmp_path / 'by fsspec'}")
+@pytest.fixture(params=[*STORES, *BUCKETS])
+def store(request, tmp_path) -> CheckpointStore:
+    if request.param in BUCKETS:
+        return bucket(request.param, request, tmp_path)
     return STORES[request.param](tmp_path)
 
 
