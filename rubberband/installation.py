@@ -38,6 +38,7 @@ _EXTRAS = {
     "pandas": "pandas pyarrow",
     "lightning": "lightning pytorch_lightning",
     "transformers": "transformers accelerate",
+    "safetensors": "safetensors",
     "examples": "sklearn",
 }
 EXTRA_OF = {module: extra for extra, modules in _EXTRAS.items() for module in modules.split()}

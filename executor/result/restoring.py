@@ -25,6 +25,7 @@ from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.torch_trial import TorchTrial, override_of
 from rubberband.executor.training.trial import TrainFunction, Trial, TrialContext
 from rubberband.files import make_directories
+from rubberband.installation import require
 from rubberband.spec.program import Program
 from rubberband.units import shown
 
@@ -78,22 +79,52 @@ def save_files(trained: TrialResult, folder: str | os.PathLike[str], *, is_simul
 
 
 def _save_model(trained: TrialResult, path: Path, file: Path) -> Path:
-    """Write the state_dict of a TorchTrial's model, as `torch.load` reads it also with weights_only."""
+    """Write the state_dict of a TorchTrial's model, for `torch.load` with weights_only or for safetensors."""
     import torch
 
     from rubberband.executor.training.checkpoint import read
 
+    is_safe = file.suffix == ".safetensors"
+    if is_safe:
+        require(file.name, "safetensors")
     state = expect(read(path), "torch", trained.iterations)["model"]
     try:
         make_directories(file.parent)
-        torch.save(state, str(file))
-        torch.load(file, map_location="cpu", weights_only=True)
+        if is_safe:
+            _save_safetensors(state, file)
+        else:
+            torch.save(state, str(file))
+            torch.load(file, map_location="cpu", weights_only=True)
     except UnpicklingError:
         file.unlink()
         raise InputError("the model's state holds objects of its own classes; result.load_best() loads it") from None
     except (RuntimeError, OSError) as error:
         raise CheckpointError(f"{file} cannot be written: {one_line(error)}; give another path") from error
     return file
+
+
+def _save_safetensors(state: Mapping[str, Any], file: Path) -> None:
+    """Write tensors, each with its own content, as the format has no tensors that share memory.
+
+    Raises InputError for what the format cannot hold, and OSError.
+    """
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    tensors, seen = dict[str, torch.Tensor](), set[int]()
+    for name, value in state.items():
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            kind = type(value).__name__ if not isinstance(value, torch.Tensor) else f"tensor of {value.layout}"
+            raise InputError(f"safetensors has dense tensors only, and {name} is a {kind}; write a .pt file instead")
+        place = value.untyped_storage().data_ptr()
+        tensors[name] = value.clone(memory_format=torch.contiguous_format) if place in seen else value.contiguous()
+        seen.add(place)
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except (SafetensorError, KeyError, ValueError) as error:
+        file.unlink(missing_ok=True)
+        raise InputError(f"safetensors cannot hold the model ({one_line(error)}); write a .pt file instead") from error
 
 
 def _written(files: FolderCheckpoint, place: Path) -> Path:

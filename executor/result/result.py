@@ -378,10 +378,12 @@ class Result:
         """Write the files of the best trial's checkpoint into a folder, which is made; return it. See `best_at`.
 
         The checkpoint is a folder if a command, `transformers` or Ray Tune saved it. A TorchTrial has its model's
-        `state_dict()` written into a file of that name, which `torch.load` reads with `weights_only=True`.
+        `state_dict()` written into a file of that name, which `torch.load` reads with `weights_only=True`; if the name
+        ends in `.safetensors`, in that format, where tied weights are there under each of their names.
 
-        Raises InputError if no trial has reported, the checkpoint is neither, or `folder` has files; CheckpointError if
-        the checkpoint is missing or `folder` cannot be written, StoreAwayError if its store is away.
+        Raises InputError if no trial has reported, the checkpoint is neither, `folder` has files, or safetensors is not
+        installed or cannot hold the model; CheckpointError if the checkpoint is missing or `folder` cannot be written,
+        StoreAwayError if its store is away.
         """
         from rubberband.executor.result.restoring import save_files
 

@@ -128,8 +128,9 @@ def best(
     """Print an experiment's best configuration.
 
     Includes its metrics and the path of its checkpoint. While the experiment runs, this is the best so far. With --out,
-    the state_dict of a TorchTrial's model is written into a file, and the files of a checkpoint that is a folder (of a
-    command, transformers or Ray Tune) into another one; `result.load_best` loads other trials in Python.
+    the state_dict of a TorchTrial's model is written into a file (as safetensors, if its name ends so), and the files
+    of a checkpoint that is a folder (of a command, transformers or Ray Tune) into another one; `result.load_best` loads
+    other trials in Python.
     """
     from rubberband.views.experiment import plain
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.builders import notebooks
 from tests.builders.command_line import CommandLine
@@ -51,6 +52,8 @@ def test_the_example_of_a_divided_model_learns_and_gives_a_whole_one(
     command_line("best", "sharded", "--out", "model.pt")
     model = example.GPT(width=48, layers=3)
     model.load_state_dict(torch.load(command_line.folder / "model.pt", weights_only=True))
+    file = command_line.result("sharded").save_best(command_line.folder / "model.safetensors")
+    torch.testing.assert_close(load_file(file), dict(model.state_dict()), rtol=0, atol=0)
     trial = command_line.result("sharded").load_best("examples.sharded:GPTTrial")
     torch.testing.assert_close(dict(trial.model.named_parameters()), dict(model.named_parameters()), rtol=0, atol=0)
     (numbers,) = example.sequences(256, seed=1).tensors

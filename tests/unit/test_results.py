@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import rubberband
-from rubberband import cli
+from rubberband import cli, installation
 from rubberband.errors import CheckpointError, InputError, StoreAwayError
 from rubberband.executor import (
     Entrypoint,
@@ -34,6 +34,7 @@ from rubberband.executor import (
     rows,
     run_segment,
 )
+from rubberband.executor.result.restoring import _save_safetensors
 from tests.builders.journalled_runs import recorded
 from tests.builders.results import EVERY_RESULT, a_job, a_result
 from tests.builders.segments import SEGMENT
@@ -182,6 +183,47 @@ def test_the_model_of_a_torch_trial_is_written_as_its_state(tmp_path: Path) -> N
     assert all(torch.equal(state[name], best[name]) for name in best)
     with pytest.raises(InputError, match="is there, and is not overwritten"):
         found.save_best(tmp_path / "new" / "model.pt")
+
+
+def test_the_model_of_a_torch_trial_is_written_as_safetensors_with_its_tied_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import safetensors
+    import torch
+    from safetensors.torch import load_file
+
+    from tests.builders.trials.torch_trials import Line, Tied
+
+    found = trained(Tied, tmp_path / "store", metric="train_loss", lr=0.3)
+    file = found.save_best(tmp_path / "new" / "model.safetensors")
+    state, model = load_file(file), found.load_best(Tied).model
+    assert state.keys() == {"first.weight", "second.weight", "turned"}
+    torch.testing.assert_close(state, dict(model.state_dict()), rtol=0, atol=0)
+    model.load_state_dict(state)
+    with safetensors.safe_open(file, "pt") as opened:
+        assert opened.metadata() == {"format": "pt"}
+    with pytest.raises(InputError, match="is there, and is not overwritten"):
+        found.save_best(file)
+    other = trained(Line, tmp_path / "other", metric="train_loss", lr=0.3)
+    with monkeypatch.context() as patch:
+        patch.setattr(installation, "find_spec", lambda name: None)
+        with pytest.raises(InputError, match=r"needs safetensors; run pip install 'rubberband-tune\[safetensors\]'"):
+            other.save_best(tmp_path / "other.safetensors")
+    assert not (tmp_path / "other.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [("object", "is a dict"), ("sparse", "is a tensor of torch.sparse"), ("type", "complex128")]
+)
+def test_safetensors_refuses_what_it_cannot_hold(tmp_path: Path, value: str, words: str) -> None:
+    import torch
+
+    made = {"object": {"step": 1}, "sparse": torch.eye(2).to_sparse(), "type": torch.zeros(2, dtype=torch.complex128)}[
+        value
+    ]
+    with pytest.raises(InputError, match=f"^safetensors .*{words}.*; write a .pt file instead$"):
+        _save_safetensors({"layer.extra": made}, tmp_path / "model.safetensors")
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.long

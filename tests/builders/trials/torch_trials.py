@@ -28,3 +28,22 @@ class Line(TorchTrial):
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         x, y = batch
         return nn.functional.mse_loss(model(x), y)
+
+
+class Twice(nn.Module):
+    """Two layers with one weight, and a buffer that is a view of another tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+        self.second.weight = self.first.weight
+        self.register_buffer("turned", torch.arange(6.0).view(2, 3).T[1:])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.first(x) + self.second(x)
+        return found
+
+
+class Tied(Line):
+    def build_model(self, config: Mapping[str, Any]) -> nn.Module:
+        return Twice()
