@@ -10,6 +10,7 @@ from rubberband.cloud.catalogue import Table, similar_types, table_of
 from rubberband.cloud.offers import offers
 from rubberband.features import made_by, part
 from rubberband.planner import Problem, Reserve
+from rubberband.planning.least_gang import with_least_gang
 from rubberband.planning.startup_history import StartTimes, remark
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import LognormalDelay, delay_of, dotted
@@ -157,7 +158,7 @@ def known_gpus(experiment: Experiment, offer: Offer, profile: Profile) -> int:
 
 
 def _candidate(experiment: Experiment, offer: Offer, profile: Profile, now: float) -> Problem:
-    largest = known_gpus(experiment, offer, profile)
+    experiment, largest = with_least_gang(experiment, offer, profile), known_gpus(experiment, offer, profile)
     resources = experiment.resources.model_copy(update={"max_instances": offer.max_instances})
     allowed = experiment.model_copy(update={"resources": resources})
     constraints = allowed.planning_constraints(now, offer.slots, largest)

@@ -154,7 +154,13 @@ def planned(
 
 def _estimated(experiment: Experiment, found: Sequence[Problem], options: PlanningOptions) -> Estimate:
     if options.given is not None:
-        return estimate_plan(_only(found), options.given, experiment.name, with_frontier=options.frontier)
+        only, fewest = _only(found), min(stage.gpus_per_trial for stage in options.given.stages)
+        if fewest < (least := only.constraints.min_gpus_per_trial):
+            raise InputError(
+                f"--plan: {counted(fewest, 'GPU')} per trial are fewer than {least}, the least here "
+                "(resources.gpus_per_trial.min, or where the profile starts); raise gpus_per_trial in the plan"
+            )
+        return estimate_plan(only, options.given, experiment.name, with_frontier=options.frontier)
     return estimate(
         found,
         experiment.name,

@@ -205,6 +205,8 @@ class _Finder:
                 room = min(room, pool.slices_at_once(gpus))
             return range(resources.max_instances + 1, min(most, room, _MOST_INSTANCES) + 1)
         if key == MIN_GPUS:
+            if asked.min is None:
+                return ()
             smallest = min((one.fixed or one.profile).smallest_gpus for one in self.candidates)
             return [gpus for gpus in range(asked.min - 1, smallest - 1, -1) if _packs(gpus, packing)]
         if asked.max is None or experiment.is_function or resources.trials_per_gpu > 1:

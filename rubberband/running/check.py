@@ -30,6 +30,7 @@ from rubberband.installation import default_home
 from rubberband.planning.candidates import known_gpus
 from rubberband.planning.clusters import on_cluster
 from rubberband.planning.feasible import Profiles
+from rubberband.planning.least_gang import with_least_gang
 from rubberband.running.profile_cache import Announce
 from rubberband.running.sending import unsent_of
 from rubberband.running.warm_start import warm_started
@@ -451,6 +452,6 @@ def widest_gang(experiment: Experiment, table: Table | None, profiles: Profiles 
     def widest(rented: Offer) -> int:
         profile = profiles.get(rented.instance_type) if isinstance(profiles, Mapping) else profiles
         known = None if profile is None else known_gpus(experiment, rented, profile)
-        return experiment.max_gpus_per_trial(rented.gpus, known)
+        return with_least_gang(experiment, rented, profile).max_gpus_per_trial(rented.gpus, known)
 
     return max(widest(rented) for rented in offers(experiment.resources, table=table))

@@ -276,6 +276,11 @@ class Experiment(Words):
         marked._is_function = True
         return marked
 
+    def with_least_gang(self, gpus: int) -> Experiment:
+        """Return the experiment with a number as `gpus_per_trial.min`, which is not validated again."""
+        asked = self.resources.gpus_per_trial.model_copy(update={"min": gpus})
+        return self.model_copy(update={"resources": self.resources.model_copy(update={"gpus_per_trial": asked})})
+
     @property
     def gains_from_mixtures(self) -> bool:
         """Whether a gang of unequal GPUs is faster than one of its slowest: the others do not wait for that."""

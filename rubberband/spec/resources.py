@@ -51,7 +51,8 @@ LOG_LIMIT_BYTES = 64_000_000
 class GpusPerTrial(Words):
     """The number of GPUs that a plan may give to one trial: from `min` to `max`, or one of `sizes`."""
 
-    min: Gpus = 1
+    min: Gpus | None = None
+    """By default the smallest number that the profile has; 1 while a profile is measured."""
     max: Gpus | None = None
     """By default the largest number that the profile has and `max_instances` instances allow; while a profile is
     measured, the GPUs of one instance. Never less than `min`."""
@@ -63,8 +64,8 @@ class GpusPerTrial(Words):
 
     @property
     def least(self) -> int:
-        """The fewest GPUs of a trial."""
-        return self.sizes[0] if self.sizes else self.min
+        """The fewest GPUs of a trial, as far as the file has them."""
+        return self.sizes[0] if self.sizes else self.min or 1
 
     @property
     def most(self) -> int | None:
@@ -75,7 +76,7 @@ class GpusPerTrial(Words):
         """Return the key and the value of each number that the file has."""
         if self.sizes:
             return [("sizes", gpus) for gpus in self.sizes]
-        return [("min", self.min)] if self.max is None else [("min", self.min), ("max", self.max)]
+        return [(key, gpus) for key, gpus in (("min", self.min), ("max", self.max)) if gpus is not None]
 
     @model_serializer(mode="wrap")
     def _words(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -86,8 +87,8 @@ class GpusPerTrial(Words):
     def _ordered(self) -> GpusPerTrial:
         if self.sizes and self.model_fields_set & {"min", "max"}:
             raise fault("min or max is given as well; keep the list, or the range", at="sizes")
-        if self.max is not None and self.max < self.min:
-            raise fault(f"min={self.min} is more than max={self.max}; lower min or raise max")
+        if self.max is not None and self.max < self.least:
+            raise fault(f"min={self.least} is more than max={self.max}; lower min or raise max")
         return self
 
 
