@@ -20,6 +20,7 @@ Socket = Literal[
     "batching",  # takes the loop, and returns how it changes the batch size, or None
     "layout",  # takes the loop, and returns how its model lies on the workers; None: whole on each
     "divided checkpoint",  # takes a file and those of other workers, and returns the content with whole tensors
+    "memory",  # takes an experiment and folders; returns the memory of its trial's parameters, or why it is not known
     "loop",  # takes the trial and the segment, and returns another runner, or None
     "problem",  # takes an experiment, a profile and the plain problem; returns that of a model of its speed, or None
     "changes",  # takes a plan and its problem, and yields inputs of a model that an estimate's assumptions try
@@ -108,6 +109,7 @@ FEATURES = (
         joins={
             "layout": f"{_TRAIN}.sharding.fsdp:make_layout",
             "divided checkpoint": f"{_TRAIN}.sharding.pieces:read_whole",
+            "memory": f"{_TRAIN}.sharding.memory:memory_of",
         },
     ),
     Feature(

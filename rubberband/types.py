@@ -221,8 +221,9 @@ class GoodputDict(TypedDict, total=False):
 class GpusPerTrialDict(TypedDict, total=False):
     """The number of GPUs that a plan may give to one trial: from `min` to `max`, or one of `sizes`."""
 
-    min: int | None
-    """By default the smallest number that the profile has; 1 while a profile is measured."""
+    min: int | Literal["auto"] | None
+    """By default the smallest number that the profile has; 1 while a profile is measured. auto: the fewest GPUs of
+    each instance type on which a `TorchTrial` fits: its weights, gradients and optimizer states."""
     max: int | None
     """By default the largest number that the profile has and `max_instances` instances allow; while a profile is
     measured, the GPUs of one instance. Never less than `min`."""

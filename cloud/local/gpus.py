@@ -207,6 +207,14 @@ def _asked(environment: Mapping[str, str]) -> _TorchGpus:
     return _TorchGpus(torch="of this Python", is_built=True, count=0, ids=[], error=error)
 
 
+def least_memory_bytes(ids: Sequence[str]) -> int | None:
+    """Return the memory of the smallest of these GPUs; None if it is not known, as of MIG instances."""
+    listing, trouble = _listing(["--query-gpu=uuid,memory.total", "--format=csv,noheader,nounits"])
+    rows = dict(line.split(", ") for line in listing.splitlines() if line.count(", ") == 1)
+    found = [rows.get(each, "") for each in ids]
+    return None if trouble or not all(map(str.isdigit, found)) else min(map(int, found), default=0) << 20 or None
+
+
 # Locks.
 
 

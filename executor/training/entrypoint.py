@@ -37,6 +37,7 @@ from rubberband.executor.training.torch_trial import (
     lacks_loss,
 )
 from rubberband.executor.training.trial import TrainFunction, Trial
+from rubberband.features import part
 from rubberband.installation import remedy_of, require_readable
 from rubberband.units import did_you_mean
 from rubberband.values.command import ProgramCommand
@@ -340,14 +341,19 @@ def entrypoint_of(experiment: Experiment, search_path: Sequence[str | os.PathLik
 
 
 def with_trial(experiment: Experiment, search_path: Sequence[str | os.PathLike[str]] = ()) -> Experiment:
-    """Return the experiment as one of a function if its trial is one: then a trial has one GPU by default."""
+    """Return the experiment as one of a function if its trial is one: then a trial has one GPU by default.
+
+    Where its least gang is auto, the experiment also knows the memory of its trial's parameters.
+    """
     trial = experiment.entrypoint
     if trial is None or experiment.resources.kind.is_simulated:
-        return experiment
-    if isinstance(trial, str):
+        found = False
+    elif isinstance(trial, str):
         found = is_function(Entrypoint.parse(trial, search_path or (os.getcwd(),)))
     else:
         found = isinstance(trial, FunctionType) and not is_distributed(trial)
+    if experiment.resources.gpus_per_trial.min == "auto":
+        experiment = experiment.with_memory(part("memory")(experiment, search_path))
     return experiment.of_function() if found else experiment
 
 

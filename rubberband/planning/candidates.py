@@ -10,7 +10,7 @@ from rubberband.cloud.catalogue import Table, similar_types, table_of
 from rubberband.cloud.offers import offers
 from rubberband.features import made_by, part
 from rubberband.planner import Problem, Reserve
-from rubberband.planning.least_gang import with_least_gang
+from rubberband.planning.least_gang import GangTooLargeError, least_gang, with_least_gang
 from rubberband.planning.startup_history import StartTimes, remark
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import LognormalDelay, delay_of, dotted
@@ -106,24 +106,53 @@ def candidates(
     that, the problem's profile has the times of adapting trials; only then does it keep the model. `table` has live
     prices, if they were asked for. With `room`, types and spot markets without quota are left out (unless that is all).
 
-    Raises InputError for an experiment that cannot be planned.
+    Types on which no gang that is allowed holds a trial are left out. Raises InputError for an experiment that cannot
+    be planned.
     """
-    resources = experiment.resources
-    limited = [_within(offer, room or {}) for offer in offers(resources, profiles, table=table)]
-    chosen, used = [found for found in limited if found.max_instances] or limited, spent or Spent()
-    found = [
-        _candidate(
-            experiment,
-            offer,
-            profiles if isinstance(profiles, Profile) else profiles[offer.instance_type],
-            now - used.seconds,
-        )
-        for offer in chosen
-    ]
+    resources, used, chosen = experiment.resources, spent or Spent(), _offered(experiment, profiles, table, room)
+    found, too_small = list[Problem](), list[GangTooLargeError]()
+    for offer in chosen:
+        try:
+            found.append(_candidate(experiment, offer, _profile_of(profiles, offer), now - used.seconds, table))
+        except GangTooLargeError as error:
+            too_small.append(error)
+    if not found:
+        raise too_small[0]
     reserve = Reserve(
         margin_s=resources.kind.release_margin_s, highest_price_usd_per_hour=highest_price(experiment, chosen)
     )
     return tuple(replace(_left(one, used), reserve=reserve, policy=policy, seed=seed) for one in found)
+
+
+def _offered(
+    experiment: Experiment, profiles: Profile | Mapping[str, Profile], table: Table | None, room: Room | None
+) -> list[Offer]:
+    limited = [_within(offer, room or {}) for offer in offers(experiment.resources, profiles, table=table)]
+    return [found for found in limited if found.max_instances] or limited
+
+
+def _profile_of(profiles: Profile | Mapping[str, Profile], offer: Offer) -> Profile:
+    return profiles if isinstance(profiles, Profile) else profiles[offer.instance_type]
+
+
+def gang_notes(
+    experiment: Experiment,
+    profiles: Profile | Mapping[str, Profile],
+    planned: Offer,
+    *,
+    table: Table | None = None,
+    room: Room | None = None,
+) -> list[str]:
+    """Return a remark on the least gang of the planned type if it is auto, and on each type without a gang."""
+    notes = list[str]()
+    for offer in _offered(experiment, profiles, table, room):
+        try:
+            _, note = least_gang(experiment, offer, _profile_of(profiles, offer), table)
+        except GangTooLargeError as error:
+            notes.append(f"gang: {offer.instance_type} is left out. {error}.")
+        else:
+            notes += [note] if note and offer.instance_type == planned.instance_type else []
+    return notes
 
 
 def highest_price(experiment: Experiment, chosen: Sequence[Offer]) -> float | None:
@@ -157,8 +186,8 @@ def known_gpus(experiment: Experiment, offer: Offer, profile: Profile) -> int:
     return max(profile.largest_gpus, offer.slots) if modelled else profile.largest_gpus
 
 
-def _candidate(experiment: Experiment, offer: Offer, profile: Profile, now: float) -> Problem:
-    experiment, largest = with_least_gang(experiment, offer, profile), known_gpus(experiment, offer, profile)
+def _candidate(experiment: Experiment, offer: Offer, profile: Profile, now: float, table: Table | None) -> Problem:
+    experiment, largest = with_least_gang(experiment, offer, profile, table), known_gpus(experiment, offer, profile)
     resources = experiment.resources.model_copy(update={"max_instances": offer.max_instances})
     allowed = experiment.model_copy(update={"resources": resources})
     constraints = allowed.planning_constraints(now, offer.slots, largest)

@@ -25,7 +25,7 @@ from rubberband.planner import (
     first_kept,
     without_noise,
 )
-from rubberband.planning.candidates import Room, candidates, with_start_times
+from rubberband.planning.candidates import Room, candidates, gang_notes, with_start_times
 from rubberband.planning.remedies import (
     CandidatesOf,
     Reached,
@@ -78,7 +78,7 @@ class PlannedExperiment:
     size: Size | None
     """Set if the search was sized to the limits."""
     remarks: tuple[str, ...]
-    """On the start times."""
+    """On the start times, and on the least gang."""
     seen: frozenset[str]
     """The words that measured start times replace."""
 
@@ -147,8 +147,9 @@ def planned(
         best = _with_remedies(best, started, candidates_of, options)
     if sized is not None and sized.number is None:
         best = _unsized(best, sized)
+    gangs = gang_notes(started, profiles, best.problem.offer, table=prices.table, room=prices.room)
     return PlannedExperiment(
-        experiment=started, candidates=found, estimate=best, size=sized, remarks=remarks, seen=seen
+        experiment=started, candidates=found, estimate=best, size=sized, remarks=(*remarks, *gangs), seen=seen
     )
 
 

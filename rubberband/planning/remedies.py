@@ -205,7 +205,7 @@ class _Finder:
                 room = min(room, pool.slices_at_once(gpus))
             return range(resources.max_instances + 1, min(most, room, _MOST_INSTANCES) + 1)
         if key == MIN_GPUS:
-            if asked.min is None:
+            if not isinstance(asked.min, int):
                 return ()
             smallest = min((one.fixed or one.profile).smallest_gpus for one in self.candidates)
             return [gpus for gpus in range(asked.min - 1, smallest - 1, -1) if _packs(gpus, packing)]

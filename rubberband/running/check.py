@@ -30,14 +30,14 @@ from rubberband.installation import default_home
 from rubberband.planning.candidates import known_gpus
 from rubberband.planning.clusters import on_cluster
 from rubberband.planning.feasible import Profiles
-from rubberband.planning.least_gang import with_least_gang
+from rubberband.planning.least_gang import GangTooLargeError, with_least_gang
 from rubberband.running.profile_cache import Announce
 from rubberband.running.sending import unsent_of
 from rubberband.running.warm_start import warm_started
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.program import Program
-from rubberband.spec.samplers import configured, leaves
-from rubberband.spec.space import Domain, check_names
+from rubberband.spec.samplers import extreme_values, extremes, leaves
+from rubberband.spec.space import check_names
 from rubberband.units import format_duration
 from rubberband.values.command import PLACES, switch_of, unused, words_of
 from rubberband.values.offer import Offer
@@ -269,7 +269,7 @@ def _checked(
                 device_id=gpu,
                 values_s=limit_s / 3.0,
                 values={} if quick else _each_value(experiment.search.space),
-                extremes=() if quick else _extremes(experiment.search.space),
+                extremes=() if quick else extremes(experiment.search.space),
                 booleans=tuple(name for name in booleans if name not in known),
                 forks=_forks(experiment, configuration),
             )
@@ -298,31 +298,9 @@ def _forks(experiment: Experiment, configuration: Mapping[str, Any]) -> tuple[Ma
     return tuple(search.scheduler.explored(search.space, configuration, lambda *_, u=u: u) for u in (0.001, 0.999))
 
 
-_DRAWS = 1000
-_MOST_EXTREMES = 16
-
-
-def _extremes(space: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """Return configurations that have the extreme values of each range and each option, all parameters in turn."""
-    values = {path: _values(domain) for path, domain in leaves(space)}
-    turns = min(max(map(len, values.values()), default=0), _MOST_EXTREMES)
-
-    def extreme(turn: int) -> Mapping[str, Any]:
-        return configured(space, lambda path, domain: values[path][turn % len(values[path])])
-
-    return tuple(map(extreme, range(turns)))
-
-
 def _each_value(space: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
     """Return parameter -> its extreme values, or its options; without options that have parameters of their own."""
-    return {path[-1]: tuple(_values(domain)) for path, domain in leaves(space) if not domain.sub_spaces}
-
-
-def _values(domain: Domain) -> Sequence[Any]:
-    """Return the options, or the least and the largest of many draws, and the negative one next to 0: -1.4e-05."""
-    drawn = [domain.draw(draw / _DRAWS) for draw in range(1, _DRAWS)]
-    below = [value for value in drawn if value < 0] if not domain.options else []
-    return domain.options or list(dict.fromkeys([drawn[0], drawn[-1], *below[-1:]]))
+    return {path[-1]: tuple(extreme_values(domain)) for path, domain in leaves(space) if not domain.sub_spaces}
 
 
 def _booleans(space: Mapping[str, Any]) -> tuple[str, ...]:
@@ -452,6 +430,14 @@ def widest_gang(experiment: Experiment, table: Table | None, profiles: Profiles 
     def widest(rented: Offer) -> int:
         profile = profiles.get(rented.instance_type) if isinstance(profiles, Mapping) else profiles
         known = None if profile is None else known_gpus(experiment, rented, profile)
-        return with_least_gang(experiment, rented, profile).max_gpus_per_trial(rented.gpus, known)
+        return with_least_gang(experiment, rented, profile, table).max_gpus_per_trial(rented.gpus, known)
 
-    return max(widest(rented) for rented in offers(experiment.resources, table=table))
+    found, too_small = list[int](), list[GangTooLargeError]()
+    for rented in offers(experiment.resources, table=table):
+        try:
+            found.append(widest(rented))
+        except GangTooLargeError as error:
+            too_small.append(error)
+    if not found:
+        raise too_small[0]
+    return max(found)

@@ -26,6 +26,7 @@ from rubberband.executor.training.run_spec import RunSpec
 from rubberband.features import parts
 from rubberband.interrupts import uninterrupted
 from rubberband.planning.clusters import free_together
+from rubberband.planning.least_gang import with_least_gang
 from rubberband.planning.startup_history import record, start_of
 from rubberband.running.profile_cache import SHARED_INSTANCES, Announce, ProfileContent, cache_path, content_to_measure
 from rubberband.spec.experiment import Experiment
@@ -191,7 +192,7 @@ def measure_profile(
     if entrypoint is None:
         raise ProfileMissingError("provider virtual has nothing to measure; write a profile into the experiment file")
     rented = offer(experiment.resources, table=table)
-    limits = experiment.planning_constraints(time.time(), rented.gpus)
+    limits = with_least_gang(experiment, rented, table=table).planning_constraints(time.time(), rented.gpus)
     together = _together(experiment.resources)
     num_instances = _num_instances(experiment, rented, limits, together)
     bounds = profiling_limits(experiment, rented, num_instances, limits)

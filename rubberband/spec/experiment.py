@@ -44,6 +44,7 @@ from rubberband.spec.training import Batch, Training
 from rubberband.units import counted, format_duration, nearest, shown
 from rubberband.values.environment import HASH_SEED, LONGEST_SPACE, SPACE, Environment
 from rubberband.values.kinds import part_of
+from rubberband.values.memory import TrialMemory
 from rubberband.values.plan import PlanningConstraints, SizeKey, Stage
 from rubberband.values.profile import Profile
 
@@ -189,6 +190,7 @@ class Experiment(Words):
     """Variables with the addresses that get a notice when it ends, will be late, or has trouble."""
     _notes: tuple[str, ...] = PrivateAttr(())
     _is_function: bool = PrivateAttr(default=False)
+    _memory: TrialMemory | str = PrivateAttr("its parameters were not counted")
 
     @model_validator(mode="before")
     @classmethod
@@ -275,6 +277,17 @@ class Experiment(Words):
         marked = self.model_copy()
         marked._is_function = True
         return marked
+
+    @property
+    def memory(self) -> TrialMemory | str:
+        """The memory of its trial's parameters, or why it is not known; only sought if `gpus_per_trial.min` is auto."""
+        return self._memory
+
+    def with_memory(self, memory: TrialMemory | str) -> Experiment:
+        """Return the experiment with the memory of its trial's parameters, or why it is not known."""
+        known = self.model_copy()
+        known._memory = memory
+        return known
 
     def with_least_gang(self, gpus: int) -> Experiment:
         """Return the experiment with a number as `gpus_per_trial.min`, which is not validated again."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -286,7 +286,7 @@ def _path(details: ErrorDetails) -> Path:
 
 def _is_tag(loc: Path, index: int) -> bool:
     """Return whether pydantic added this key: it puts the tag of a union's member after the key of the union."""
-    union = index > 0 and loc[index - 1] in _TAGS
+    union = index > 0 and (loc[index - 1] in _TAGS or loc[max(0, index - 2) : index] == ("gpus_per_trial", "min"))
     return union or (index > 1 and loc[index - 2] in ("by_instance_type", "track"))
 
 
@@ -386,6 +386,10 @@ Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000_000), WHOLE]
 """A whole number of at least one."""
 Gpus = Annotated[int, Field(strict=True, ge=1, le=MAX_GPUS_PER_TRIAL), WHOLE]
 """A number of GPUs."""
+AUTO = "auto"
+BY_KIND = Discriminator(lambda value: AUTO if value == AUTO else "number")
+Auto = Annotated[Literal["auto"], Tag(AUTO)]
+"""A number that is found when the experiment is planned."""
 Tally = Annotated[int, Field(strict=True, ge=0, le=1_000_000_000), WHOLE]
 """A whole number of at least zero."""
 Usd = Annotated[

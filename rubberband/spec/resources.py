@@ -15,6 +15,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     SerializerFunctionWrapHandler,
+    Tag,
     ValidationError,
     WithJsonSchema,
     model_serializer,
@@ -23,8 +24,10 @@ from pydantic import (
 
 from rubberband.errors import InputError
 from rubberband.spec.fields import (
+    BY_KIND,
     WHOLE,
     Amount,
+    Auto,
     Bytes,
     Count,
     Delay,
@@ -51,8 +54,9 @@ LOG_LIMIT_BYTES = 64_000_000
 class GpusPerTrial(Words):
     """The number of GPUs that a plan may give to one trial: from `min` to `max`, or one of `sizes`."""
 
-    min: Gpus | None = None
-    """By default the smallest number that the profile has; 1 while a profile is measured."""
+    min: Annotated[Annotated[Gpus, Tag("number")] | Auto, BY_KIND] | None = None
+    """By default the smallest number that the profile has; 1 while a profile is measured. auto: the fewest GPUs of each
+    instance type on which a `TorchTrial` fits: its weights, gradients and optimizer states."""
     max: Gpus | None = None
     """By default the largest number that the profile has and `max_instances` instances allow; while a profile is
     measured, the GPUs of one instance. Never less than `min`."""
@@ -65,7 +69,7 @@ class GpusPerTrial(Words):
     @property
     def least(self) -> int:
         """The fewest GPUs of a trial, as far as the file has them."""
-        return self.sizes[0] if self.sizes else self.min or 1
+        return self.sizes[0] if self.sizes else 1 if self.min is None or self.min == "auto" else self.min
 
     @property
     def most(self) -> int | None:
@@ -76,7 +80,7 @@ class GpusPerTrial(Words):
         """Return the key and the value of each number that the file has."""
         if self.sizes:
             return [("sizes", gpus) for gpus in self.sizes]
-        return [(key, gpus) for key, gpus in (("min", self.min), ("max", self.max)) if gpus is not None]
+        return [(key, gpus) for key, gpus in (("min", self.min), ("max", self.max)) if isinstance(gpus, int)]
 
     @model_serializer(mode="wrap")
     def _words(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:

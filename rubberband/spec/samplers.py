@@ -210,6 +210,28 @@ def leaves(space: Mapping[str, Any], path: Path = ()) -> Iterable[tuple[Path, Do
                 yield from leaves(option.space, (*path, name, option.name))
 
 
+_DRAWS = 1000
+_MOST_EXTREMES = 16
+
+
+def extremes(space: Mapping[str, Any]) -> tuple[Configuration, ...]:
+    """Return configurations that have the extreme values of each range and each option, all parameters in turn."""
+    values = {path: extreme_values(domain) for path, domain in leaves(space)}
+    turns = min(max(map(len, values.values()), default=0), _MOST_EXTREMES)
+
+    def extreme(turn: int) -> Configuration:
+        return configured(space, lambda path, domain: values[path][turn % len(values[path])])
+
+    return tuple(map(extreme, range(turns)))
+
+
+def extreme_values(domain: Domain) -> Sequence[Any]:
+    """Return the options, or the least and the largest of many draws, and the negative one next to 0: -1.4e-05."""
+    drawn = [domain.draw(draw / _DRAWS) for draw in range(1, _DRAWS)]
+    below = [value for value in drawn if value < 0] if not domain.options else []
+    return domain.options or list(dict.fromkeys([drawn[0], drawn[-1], *below[-1:]]))
+
+
 # The grid.
 
 

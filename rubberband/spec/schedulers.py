@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
-    Discriminator,
     Field,
     GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
@@ -21,7 +20,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from rubberband.errors import InputError
-from rubberband.spec.fields import WHOLE, Count, Words, fault, input_checked
+from rubberband.spec.fields import AUTO, BY_KIND, WHOLE, Auto, Count, Words, fault, input_checked
 from rubberband.spec.population import Pbt
 from rubberband.spec.scheduling import MAX_TRIALS, Scheduler
 from rubberband.values.plan import SizeKey, Stage
@@ -30,13 +29,9 @@ from rubberband.values.schedulers import Ladder
 MAX_ASHA_TRIALS = 10_000
 """Most trials of asha and none: their plans are found by simulation, trial by trial."""
 Trials = Annotated[int, Field(strict=True, ge=1, le=MAX_TRIALS), WHOLE]
-AUTO = "auto"
-_BY_KIND = Discriminator(lambda value: AUTO if value == AUTO else "number")
-Auto = Annotated[Literal["auto"], Tag(AUTO)]
-"""Size that is as large as the deadline and the budget allow."""
 AshaTrials = Annotated[int, Field(strict=True, ge=1, le=MAX_ASHA_TRIALS), WHOLE]
-SizedTrials = Annotated[Annotated[Trials, Tag("number")] | Auto, _BY_KIND]
-SizedCount = Annotated[Annotated[Count, Tag("number")] | Auto, _BY_KIND]
+SizedTrials = Annotated[Annotated[Trials, Tag("number")] | Auto, BY_KIND]
+SizedCount = Annotated[Annotated[Count, Tag("number")] | Auto, BY_KIND]
 PROBE = 1024
 """Size that is used as long as the real one is not known: large enough to profile with, and to check the space."""
 ReductionFactor = Annotated[int, Field(strict=True, ge=2, le=1_000_000), WHOLE]
@@ -212,7 +207,7 @@ class Asha(_Halving):
     label = "asha: no SYNC, fixed cluster"
     most_trials = MAX_ASHA_TRIALS
     type: Literal["asha"]
-    num_samples: Annotated[Annotated[AshaTrials, Tag("number")] | Auto, _BY_KIND]
+    num_samples: Annotated[Annotated[AshaTrials, Tag("number")] | Auto, BY_KIND]
     """Trials to start; auto: as many as deadline and budget allow. The grid sampler needs none: every configuration of
     the grid is a trial."""
 
@@ -238,7 +233,7 @@ class NoScheduler(Sized):
     label = "none: each trial trains to its end"
     most_trials = MAX_ASHA_TRIALS
     type: Literal["none"]
-    num_samples: Annotated[Annotated[AshaTrials, Tag("number")] | Auto, _BY_KIND]
+    num_samples: Annotated[Annotated[AshaTrials, Tag("number")] | Auto, BY_KIND]
     """Trials to start; auto: as many as deadline and budget allow. The grid sampler needs none: every configuration of
     the grid is a trial."""
     max_t: SizedCount

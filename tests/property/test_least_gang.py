@@ -11,6 +11,7 @@ from rubberband.errors import InputError
 from rubberband.planner import Infeasible, plan
 from rubberband.planning.candidates import candidates
 from rubberband.spec.experiment import Experiment
+from rubberband.values.memory import FILLED, TrialMemory
 from tests.builders.experiment_words import words
 
 GPUS = st.integers(1, 24)
@@ -52,3 +53,29 @@ def test_no_plan_goes_below_the_first_gang_of_the_profile(
     found = plan(problem)
     if not isinstance(found, Infeasible):
         assert all(stage.gpus_per_trial >= starts for stage in found.plan.stages)
+
+
+@given(
+    weights=st.integers(0, 10**13),
+    states=st.integers(0, 10**13),
+    gpu_bytes=st.integers(10**8, 10**12),
+    is_divided=st.booleans(),
+)
+def test_the_least_gang_holds_the_parameters_and_one_gpu_fewer_does_not(
+    weights: int, states: int, gpu_bytes: int, is_divided: bool
+) -> None:
+    memory = TrialMemory(
+        parameters=weights // 4,
+        weight_bytes=weights,
+        gradient_bytes=weights,
+        state_bytes=states,
+        optimizer="Adam",
+        is_divided=is_divided,
+    )
+    least, room = memory.least_gang(gpu_bytes), FILLED * gpu_bytes
+    if least is None:
+        assert not is_divided
+        assert memory.total_bytes > room
+        return
+    assert memory.total_bytes <= least * room * (1 + 1e-12)
+    assert least == 1 or (is_divided and memory.total_bytes > (least - 1) * room)

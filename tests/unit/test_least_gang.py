@@ -1,4 +1,4 @@
-"""The fewest GPUs of a trial: those of the file, or where the profile starts."""
+"""The fewest GPUs of a trial: those of the file, where the profile starts, or by memory."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ import pytest
 
 from rubberband.errors import InputError
 from rubberband.planning.candidates import candidates
+from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, planned
 from rubberband.running.check import widest_gang
 from rubberband.spec.experiment import Experiment
+from rubberband.values.memory import TrialMemory
+from rubberband.values.plan import Plan, StagePlan
 from tests.builders.experiment_words import words
 from tests.builders.tables import cases
 
 NOW = 0.0
 
 
-def experiment(profile: dict[int, float], **changes: Any) -> Experiment:
-    plain = {"resources": {"provider": "virtual", "instance_type": "p3.16xlarge", "max_instances": 4}}
-    return Experiment(**words(**plain, profile={"seconds_per_iteration": profile}, **changes))
+def experiment(table: dict[int, float], **changes: Any) -> Experiment:
+    plain: dict[str, Any] = {
+        "resources": {"provider": "virtual", "instance_type": "p3.16xlarge", "max_instances": 4},
+        "profile": {"seconds_per_iteration": table},
+    }
+    return Experiment(**words(**{**plain, **changes}))
 
 
 def limits(found: Experiment) -> tuple[int, int]:
@@ -47,3 +53,89 @@ def test_a_gang_below_the_profiles_first_is_refused(changes: dict[str, Any], rea
 def test_a_function_has_no_gang_that_a_profile_could_start_at() -> None:
     with pytest.raises(InputError, match=r"starts at 16 GPUs, and a function has 1; write @rubberband.distributed"):
         limits(experiment({16: 5.0}).of_function())
+
+
+def with_memory(billions: float, *, bytes_each: int = 16, is_divided: bool = True, **changes: Any) -> Experiment:
+    """The experiment of a model of so many parameters, whose least gang is auto unless `changes` say otherwise."""
+    number = round(billions * 1e9)
+    memory = TrialMemory(
+        parameters=number,
+        weight_bytes=4 * number,
+        gradient_bytes=4 * number,
+        state_bytes=(bytes_each - 8) * number,
+        optimizer="AdamW",
+        is_divided=is_divided,
+    )
+    asked = {"resources__gpus_per_trial": {"min": "auto"}, **changes}
+    return experiment({1: 40.0, 8: 8.0}, **asked).with_memory(memory)
+
+
+@cases("billions", "changes", "least")
+def test_auto_is_the_fewest_gpus_whose_memory_holds_the_parameters(
+    billions: float, changes: dict[str, Any], least: int
+) -> None:
+    assert limits(with_memory(billions, **changes))[0] == least
+
+
+@cases("billions", "changes", "reason")
+def test_a_model_that_no_gang_holds_is_refused(billions: float, changes: dict[str, Any], reason: str) -> None:
+    found = with_memory(billions, **changes)
+    with pytest.raises(InputError, match=f"^{re.escape(reason)}$"):
+        limits(found)
+    with pytest.raises(InputError, match=f"^{re.escape(reason)}$"):
+        widest_gang(found, None, found.loaded_profile())
+
+
+@cases("memory", "changes", "reason")
+def test_auto_needs_to_know_the_memory_or_a_profile(memory: str, changes: dict[str, Any], reason: str) -> None:
+    known = with_memory(1, **changes)
+    unknown = known.with_memory(memory) if memory else known
+    with pytest.raises(InputError, match=f"^{re.escape(reason)}$"):
+        widest_gang(unknown, None, None)
+    assert limits(unknown)[0] == 1
+    assert limits(unknown.model_copy(update={"profile": experiment({4: 1.0}).profile}))[0] == 4
+
+
+def test_auto_is_1_on_instances_without_a_gpu() -> None:
+    for resources in ({"provider": "local"}, {"provider": "virtual", "slots": 4, "price_per_hour": 1}):
+        found = with_memory(7, resources=resources | {"gpus_per_trial": {"min": "auto"}})
+        assert limits(found)[0] == 1
+
+
+def test_a_type_whose_gangs_do_not_hold_the_model_is_left_out() -> None:
+    changes = {
+        "resources__instance_type": None,
+        "resources__instance_types": ["p3.2xlarge", "p5.48xlarge"],
+        "profile": {
+            "by_instance_type": {
+                "p3.2xlarge": {"seconds_per_iteration": {1: 1.0}},
+                "p5.48xlarge": {"seconds_per_iteration": {1: 1.0}},
+            }
+        },
+    }
+    found = with_memory(7, **changes)
+    profiles = found.loaded_profiles()
+    assert profiles is not None
+    answered = planned(found, profiles, PricesAndQuotas(), PlanningOptions(now=NOW))
+    assert [each.offer.instance_type for each in answered.candidates] == ["p5.48xlarge"]
+    left_out, chosen = answered.remarks
+    assert left_out == (
+        "gang: p3.2xlarge is left out. resources.gpus_per_trial.min: 7 billion parameters x 16 bytes (weights 4, "
+        "gradients 4, AdamW 8) need 8 GPUs of 16 GiB, and 4 instances of p3.2xlarge have 4; raise "
+        "resources.max_instances to 8."
+    )
+    assert chosen == (
+        "gang: auto is 2 GPUs per trial: 7 billion parameters x 16 bytes (weights 4, gradients 4, AdamW 8) / 2 are "
+        "52.2 GiB, within 90% of the 80 GiB of a GPU of p5.48xlarge; activations are not measured and count 0."
+    )
+    assert widest_gang(found, None, profiles) == 2
+
+
+def test_a_given_plan_below_the_least_gang_is_refused() -> None:
+    found = with_memory(7)
+    profile = found.loaded_profile()
+    assert profile is not None
+    plan = Plan(stages=tuple(StagePlan(instances=1, gpus_per_trial=4) for _ in found.brackets()[0]))
+    options = PlanningOptions(now=NOW, given=plan)
+    with pytest.raises(InputError, match=r"^--plan: 4 GPUs per trial are fewer than 8, the least here .*; raise"):
+        planned(found, profile, PricesAndQuotas(), options)

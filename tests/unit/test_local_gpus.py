@@ -350,3 +350,13 @@ def test_a_gpu_is_waited_for_while_its_instance_ends(machine: FakeGpus, tmp_path
     ends.join()
     assert taken is not None
     taken.close()
+
+
+def test_the_memory_of_the_smallest_gpu_is_known_unless_one_is_a_part_of_another(machine: FakeGpus) -> None:
+    ids = machine.plain(2)
+    machine.used((ids[0], 81_559), (ids[1], 40_960))  # the stand-in answers every question with these
+    assert gpus.least_memory_bytes(ids) == 40_960 << 20
+    assert gpus.least_memory_bytes(ids[:1]) == 81_559 << 20
+    assert gpus.least_memory_bytes([*ids, "MIG-1"]) is None
+    machine.listed(status=9)
+    assert gpus.least_memory_bytes(ids) is None

@@ -156,7 +156,7 @@ class Sharded(Layout):
         assert model is not None
         _require_model(loop.trial, model)
         weights = {name: each.detach() for name, each in model.named_parameters()} if begins and not gang.rank else {}
-        _swap_parameters(model, _empty)
+        swap_parameters(model, empty)
         self.root = self._divided(model)
         self._materialise()
         if begins:
@@ -391,13 +391,13 @@ def repeated(model: nn.Module) -> list[nn.Module]:
 # Parameters without memory.
 
 
-def _empty(parameter: nn.Parameter) -> nn.Parameter:
+def empty(parameter: nn.Parameter) -> nn.Parameter:
     made = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
     vars(made).update(vars(parameter))
     return made
 
 
-def _swap_parameters(model: nn.Module, change: Callable[[nn.Parameter], nn.Parameter]) -> None:
+def swap_parameters(model: nn.Module, change: Callable[[nn.Parameter], nn.Parameter]) -> None:
     """Replace each parameter, in all places where it is."""
     known: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     for part in model.modules():
@@ -407,7 +407,7 @@ def _swap_parameters(model: nn.Module, change: Callable[[nn.Parameter], nn.Param
 
 
 @contextmanager
-def _weightless() -> Iterator[None]:
+def weightless() -> Iterator[None]:
     """Let modules that are built meanwhile have parameters without memory; their other tensors are as ever."""
     register, known = nn.Module.register_parameter, dict[int, tuple[Any, nn.Parameter]]()
 
@@ -417,7 +417,7 @@ def _weightless() -> Iterator[None]:
             return
         alive, made = known.get(id(parameter), (lambda: None, None))
         if alive() is not parameter:  # the same one may be in two layers
-            alive, made = known[id(parameter)] = ref(parameter), _empty(parameter)
+            alive, made = known[id(parameter)] = ref(parameter), empty(parameter)
         module._parameters[name] = made
 
     nn.Module.register_parameter = put  # type: ignore[method-assign, assignment]
@@ -435,7 +435,7 @@ def without_weights(build: Callable[[], nn.Module]) -> nn.Module | None:
     """
     before = torch.get_rng_state()
     try:
-        with _weightless():
+        with weightless():
             model = build()
     except Exception as error:  # such as one that looks at its weights; if it is at fault itself, it will be again
         print(

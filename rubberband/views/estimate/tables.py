@@ -173,12 +173,23 @@ def tables(
 def screen_tables(answer: Estimate, notes: Sequence[str] = ()) -> list[TextTable]:
     """Return the tables of one screen: stages (or remedies), options, and four other deadlines.
 
-    It also shows those `notes` that are about a Ray cluster, the search and its early end, asynchronous training,
-    checkpoints or a pool.
+    It also shows those `notes` that are about a Ray cluster, gangs, the search and its early end, asynchronous
+    training, checkpoints or a pool.
     """
     first = remedy_table(answer) if answer.job is None else stage_table(answer)
     shown = tuple(note for note in first.notes if "extrapolated" in note or note.startswith("One fleet"))
-    subjects = ("cluster:", "space:", "space.", "sampler:", "async:", "checkpoints:", "pool:", "stop:", "search.stop.")
+    subjects = (
+        "cluster:",
+        "gang:",
+        "space:",
+        "space.",
+        "sampler:",
+        "async:",
+        "checkpoints:",
+        "pool:",
+        "stop:",
+        "search.stop.",
+    )
     shown += tuple(note for note in notes if note.startswith(subjects))
     others = [replace(table, notes=()) for table in (option_table(answer), deadline_table(answer, most=4))]
     return [table for table in (replace(first, notes=shown), *others) if table.rows]
