@@ -46,6 +46,7 @@ class SideFacts:
 #     gpu                  their model; profiles measured on one model hold for types with the same model and memory
 #     gpu_memory_gib       memory of one GPU
 #     vcpus, memory_gib, network_gbps   of the instance; for display only
+#     efa                  1 where it can have an Elastic Fabric Adapter, 0 where not
 #     spot_share           spot price over on-demand price, indicative, in (0, 1]
 #     priced_on            date of the prices, such as 2026-01-19
 #     <region>             on-demand price in USD per hour in that region, such as us-east-1; with a ~ in front if
@@ -56,7 +57,7 @@ MAX_BYTES = 4 << 20
 """Largest table that is read."""
 
 _TEXTS = ("instance_type", "gpu", "priced_on")
-_NUMBERS = ("gpus", "gpu_memory_gib", "vcpus", "memory_gib", "network_gbps", "spot_share")
+_NUMBERS = ("gpus", "gpu_memory_gib", "vcpus", "memory_gib", "network_gbps", "efa", "spot_share")
 _REGION = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+", re.ASCII)
 _NAME = re.compile(r"[^\s,]{1,100}")
 
@@ -89,6 +90,8 @@ class InstanceType:
     memory_gib: float | None = None
     network_gbps: float | None = None
     """Sustained."""
+    has_efa: bool | None = None
+    """Whether it can have an Elastic Fabric Adapter."""
     spot_share: float | None = None
     """Indicative spot price over the on-demand price."""
     priced_on: str = ""
@@ -226,11 +229,13 @@ def _row(header: list[str], cells: list[str], where: str) -> InstanceType:
         if not texts[region]:
             raise InputError(f"{where}: {region}: '~' is no price; write one after the ~, or leave it empty")
     numbers = {key: _number(text, f"{where}: {key}") for key, text in texts.items()}
-    gpus, share = numbers.pop("gpus"), numbers.pop("spot_share", None)
+    gpus, share, efa = numbers.pop("gpus"), numbers.pop("spot_share", None), numbers.pop("efa", None)
     if gpus is None or gpus != int(gpus):
         raise InputError(f"{where}: gpus: {shown(texts['gpus'])} is not a whole number; write one, 0 for a CPU type")
     if share is not None and not 0.0 < share <= 1.0:
         raise InputError(f"{where}: spot_share: {share:g} is not in (0, 1]; write the spot price over the other price")
+    if efa not in (None, 0.0, 1.0):
+        raise InputError(f"{where}: efa: {efa:g} is neither 0 nor 1; write 1 for a type with EFA, or leave it empty")
     return InstanceType(
         instance_type=name,
         gpus=int(gpus),
@@ -239,6 +244,7 @@ def _row(header: list[str], cells: list[str], where: str) -> InstanceType:
         vcpus=numbers.pop("vcpus", None),
         memory_gib=numbers.pop("memory_gib", None),
         network_gbps=numbers.pop("network_gbps", None),
+        has_efa=None if efa is None else efa == 1.0,
         spot_share=share,
         priced_on=priced_on,
         prices_usd_per_hour={region: price for region, price in numbers.items() if price is not None},

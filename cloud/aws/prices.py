@@ -283,6 +283,7 @@ def _row(row: InstanceType | None, quote: Quote, region: str) -> InstanceType | 
             vcpus=facts.vcpus,
             memory_gib=facts.memory_gib,
             network_gbps=facts.network_gbps or row.network_gbps,
+            has_efa=bool(facts.efa_cards),
         )
     offered = facts is not None or quote.facts_at is None
     prices = dict(row.prices_usd_per_hour)

@@ -250,6 +250,20 @@ def _factor(profile: Profile, speeds: Sequence[float]) -> float:
     return float(part("mixture")(profile.asynchronous, tuple(speeds)))
 
 
+def network_notes(experiment: Experiment, offer: Offer, gpus: int, table: Table | None) -> list[str]:
+    """Return the remark on gangs of `gpus` GPUs that span instances without EFA."""
+    if gpus <= offer.slots or experiment.resources.kind.is_this_machine:
+        return []
+    row = table_of(experiment.resources, table=table).get(offer.instance_type)
+    if row is None or row.has_efa is not False:
+        return []
+    speed = "" if row.network_gbps is None else f" ({row.network_gbps:g} Gbit/s by TCP)"
+    return [
+        f"gang: trials of {gpus} GPUs span {gpus // offer.slots} instances of {offer.instance_type}, whose network is "
+        f"slow: it has no EFA{speed}. Use a type with EFA, or set resources.gpus_per_trial.max to {offer.slots}."
+    ]
+
+
 _MOST_COMPARED = 10_000
 """Trials whose configurations are compared with each other."""
 

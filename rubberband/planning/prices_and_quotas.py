@@ -23,6 +23,7 @@ from rubberband.planning.candidates import (
     batch_notes,
     end_notes,
     mixture_notes,
+    network_notes,
     repeat_notes,
     sampler_notes,
     stop_notes,
@@ -106,7 +107,7 @@ def answer(
             *repeat_notes(started),
             *stop_notes(started),
             *end_notes(started, best.profile),
-            *_planned_notes(best, started, found.candidates),
+            *_planned_notes(best, started, found.candidates, prices.table),
             *_notes(started, best.problem, prices.table),
             *_checkpoint_notes(best, started),
             *prices.notes,
@@ -137,14 +138,17 @@ def _cap_notes(best: Estimate, prices: PricesAndQuotas, now: float) -> tuple[str
     return () if refused is None else (f"pool: a run is refused now: {refused}.",)
 
 
-def _planned_notes(best: Estimate, experiment: Experiment, options: Sequence[Problem]) -> list[str]:
+def _planned_notes(
+    best: Estimate, experiment: Experiment, options: Sequence[Problem], table: Table | None
+) -> list[str]:
     """Return remarks on the plan; none without one."""
     if best.job is None:
         return []
     sizes = {stage.gpus_per_trial for stage in best.job.plan.stages}
     workers = [note for notes in parts("notes") for note in notes(experiment, best.profile, sizes)]
     mixed = mixture_notes(experiment, best.problem, options, max(sizes))
-    return [*sampler_notes(experiment, len(best.job.lanes)), *workers, *mixed]
+    slow = network_notes(experiment, best.offer, max(sizes), table)
+    return [*sampler_notes(experiment, len(best.job.lanes)), *workers, *mixed, *slow]
 
 
 _LEAST_GAIN = 0.01

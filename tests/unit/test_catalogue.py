@@ -288,6 +288,7 @@ def test_a_table(tmp_path: Path) -> None:
         ("instance_type,gpus,us-east-1\na,1,3 USD\n", "mine.csv:2: us-east-1: '3 USD' is not a number from 0 to 1e9"),
         ("instance_type,gpus,us-east-1\na,1,~\n", "mine.csv:2: us-east-1: '~' is no price; write one after the ~"),
         ("instance_type,gpus,spot_share\na,1,1.5\n", "mine.csv:2: spot_share: 1.5 is not in (0, 1]; write the spot"),
+        ("instance_type,gpus,efa\na,1,2\n", "mine.csv:2: efa: 2 is neither 0 nor 1; write 1 for a type with EFA, or"),
         ('instance_type,gpus\n"a,1\n', "mine.csv:2: not CSV (unexpected end of data); separate cells by commas"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 from rubberband.errors import InputError
 from rubberband.planning.candidates import candidates
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, planned
+from rubberband.planning.prices_and_quotas import answer
 from rubberband.running.check import widest_gang
 from rubberband.spec.experiment import Experiment
 from rubberband.values.memory import TrialMemory
@@ -129,6 +130,16 @@ def test_a_type_whose_gangs_do_not_hold_the_model_is_left_out() -> None:
         "52.2 GiB, within 90% of the 80 GiB of a GPU of p5.48xlarge; activations are not measured and count 0."
     )
     assert widest_gang(found, None, profiles) == 2
+
+
+@cases("instance_type", "most", "remarks")
+def test_gangs_over_instances_without_efa_have_a_remark(instance_type: str, most: int, remarks: list[str]) -> None:
+    asked = {"resources__instance_type": instance_type, "resources__gpus_per_trial": {"min": most, "max": most}}
+    found = experiment({1: 40.0, 16: 2.0}, **asked)
+    profile = found.loaded_profile()
+    assert profile is not None
+    answered = answer(found, profile, PricesAndQuotas(), PlanningOptions(now=NOW))
+    assert [note for note in answered.notes if note.startswith("gang:")] == remarks
 
 
 def test_a_given_plan_below_the_least_gang_is_refused() -> None:
