@@ -178,7 +178,7 @@ def _offer(resources: Resources, profile: Profile | None, name: str, table: Tabl
     )
     gpus = _gpus(resources, name, row, table)
     price_usd_per_hour = float(gpus) if resources.unit == "GPU-h" else _price_usd_per_hour(resources, name, row)
-    restart_s = provision_delay_s + init_delay_s + (profile.trial_startup_s if profile else 0.0)
+    restart_s = provision_delay_s + init_delay_s + (profile.startup_s(1) if profile else 0.0)
     head_usd = None if "head_price_usd_per_hour" in resources.model_fields_set else extras.head_price_usd_per_hour
     is_unbilled = kind.is_borrowed and "minimum_billed_s" not in resources.model_fields_set
     return Offer(

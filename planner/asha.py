@@ -114,7 +114,7 @@ def _launches(profile: Profile, offer: Offer, samples: int, seed: tuple[int, ...
         spread_levels(spread).take(rng.integers(LEVELS, size=shape))
         for spread in (offer.provision_spread, offer.init_spread)
     )
-    usual_s = offer.provision_delay_s + offer.init_delay_s + profile.trial_startup_s
+    usual_s = offer.provision_delay_s + offer.init_delay_s + profile.startup_s(1)
     return Launches(
         provision_s=offer.provision_delay_s * provision,
         init_s=offer.init_delay_s * init,

@@ -135,7 +135,7 @@ def _train(
     offer: Offer,
 ) -> list[int]:
     latency = Latency(
-        fixed_s=profile.trial_startup_s,
+        fixed_s=profile.startup_s(choice.gpus_per_trial),
         varying_s=stage.work * profile.iteration_s(choice.gpus_per_trial),
         spread=Spread(cv=profile.stage_cv(stage.work)),
         law=profile.law,

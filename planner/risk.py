@@ -80,7 +80,7 @@ class NoisyMoments:
         with np.errstate(divide="ignore", invalid="ignore"):
             waves = np.ceil(stage.trials / used)
             load = stage.trials / used + np.interp(used, sampled, excess)
-            startup_s = self.draws.profile.trial_startup_s
+            startup_s = np.array([self.draws.profile.startup_s(gpus) for gpus in gangs.tolist()])
             mean_s = startup_s * waves + (runs_s - startup_s) * load
             variance = ((runs_s - startup_s) * np.interp(used, sampled, spread)) ** 2
             variance = variance + waves * (startup_s * self.draws.profile.startup_cv) ** 2
@@ -109,7 +109,7 @@ class NoisyMoments:
         variances = []
         for gpus in gangs.tolist():
             rate, lost_s = interruptions(stage, gpus, self.draws.profile, self.draws.offer)
-            steady_s = self.draws.profile.trial_startup_s + stage.work * self.draws.profile.iteration_s(gpus)
+            steady_s = self.draws.profile.startup_s(gpus) + stage.work * self.draws.profile.iteration_s(gpus)
             variances.append(rate * steady_s * lost_s**2)
         return np.array(variances)
 

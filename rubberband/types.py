@@ -272,6 +272,9 @@ class InlineProfileDict(TypedDict, total=False):
     """For trials that train asynchronously: plans with gangs that were not measured follow from it."""
     trial_startup: float | str
     """To gang-start a trial on warm workers; the mean."""
+    checkpoint_load: float | str
+    """Time beyond `trial_startup` in which one machine loads a checkpoint. The machines of a gang share it: each
+    loads its part of a sharded model."""
     first_iteration_extra: float | str
     """The part of `trial_startup` that passes within a first iteration: imports and data of a program or
     function."""

@@ -215,7 +215,7 @@ def _rest_left(lane: LaneState, now: float, instances: int | None) -> Forecast:
         hosts=hosts,
         climbers=climbers,
         rungs=lane.rungs,
-        rung_s=[profile.trial_startup_s + work * iteration_s for work in stage.rung_work],
+        rung_s=[profile.startup_s(lane.chosen.gpus_per_trial) + work * iteration_s for work in stage.rung_work],
         repeats=lane.job.repeats,
         over={one.trial for one in over},
         has_completed=lane.state.completed > 0,
@@ -327,7 +327,8 @@ def _coming_in_s(lane: LaneState, now: float, count: int) -> list[float]:
 def _rungs_left(lane: LaneState) -> list[tuple[int, float]]:
     """Return how many trials are still to enter each rung, and the seconds of each there."""
     profile, work = lane.state.profile, lane.job.stages[0].rung_work
-    startup_s, iteration_s = profile.trial_startup_s, profile.iteration_s(lane.chosen.gpus_per_trial)
+    gpus = lane.chosen.gpus_per_trial
+    startup_s, iteration_s = profile.startup_s(gpus), profile.iteration_s(gpus)
     return [(trials, startup_s + work[rung] * iteration_s) for trials, rung in _to_come(lane.state)]
 
 
@@ -445,7 +446,7 @@ def _trial_left_s(lane: LaneState, trial: TrialState, starts: bool = True, late:
     if late and left > 0:
         deviation = math.sqrt(math.log1p(own.error**2 + state.profile.iteration_cv**2 / left))
         training_s *= math.exp(late * deviation - deviation**2 / 2.0)
-    return training_s + (state.profile.trial_startup_s if starts else 0.0)
+    return training_s + (profile.startup_s(gpus) if starts else 0.0)
 
 
 STATED_ENDS = 10.0

@@ -311,7 +311,7 @@ class _Rest:
                 _give_back(free, by_number[number])
             end_s = self._elsewhere_s(last, size)
             taken = _room(free, last, size, self._lane.job.offer.slots)
-            if taken is None or end_s > ends_s[last.trial] - self._state.profile.trial_startup_s:
+            if taken is None or end_s > ends_s[last.trial] - self._state.profile.startup_s(size):
                 break  # no room, or its start would not be repaid twice
             if self._in_vain(last, size) > MOST_IN_VAIN:
                 break
@@ -325,7 +325,7 @@ class _Rest:
         profile = self._state.profile
         gained_s = profile.iteration_s(len(trial.gang)) - profile.iteration_s(size)
         gained_s *= own_speed(self._lane, trial).factor
-        return 1.0 - (1.0 - self._chance) ** math.ceil(profile.trial_startup_s / gained_s) if gained_s > 0.0 else 1.0
+        return 1.0 - (1.0 - self._chance) ** math.ceil(profile.startup_s(size) / gained_s) if gained_s > 0.0 else 1.0
 
     def _moved(self) -> Iterator[Course]:
         """The course in which the trials of the instance with the fewest of them move to others, if that saves money.
@@ -377,7 +377,7 @@ class _Rest:
         again = state.repeats(trial) if trial is self._at else 0
         iteration_s = state.profile.iteration_s(size) * own_speed(lane, trial).factor
         left_s = (until_end(left, self._chance if end_chance is None else end_chance) + again) * iteration_s
-        return wait_s + state.profile.trial_startup_s + left_s
+        return wait_s + state.profile.startup_s(size) + left_s
 
     def _wait(self, trial: TrialState) -> tuple[int, float]:
         """Return the iterations and the seconds until a trial's next checkpoint, by the distance of the latest two."""
@@ -388,7 +388,7 @@ class _Rest:
         iterations = max(1, trial.checkpoint_iterations + every - trial.iterations)
         iteration_s = state.profile.iteration_s(len(trial.gang)) * own_speed(lane, trial).factor
         iteration_s *= gang_factor(state.profile, state, trial.gang)
-        starts_s = state.profile.trial_startup_s if state.allocation(trial).training_at is None else 0.0
+        starts_s = state.profile.startup_s(len(trial.gang)) if state.allocation(trial).training_at is None else 0.0
         return iterations, max(0.0, starts_s + iterations * iteration_s - (state.now - trial.progress_at))
 
     # Courses

@@ -191,11 +191,12 @@ def starts(state: State) -> TrialStarts:
 
 
 def _seen(profile: Profile, state: State) -> tuple[list[float], list[float]]:
-    """The starts on workers that had all trained before, and the others."""
+    """The starts on workers that had all trained before, and the others, without the loading of checkpoints."""
     warm_s, cold_s = list[float](), list[float]()
     for use, is_warm in _uses(state):
         assert use.training_at is not None, "it trains"
-        (warm_s if is_warm else cold_s).append(use.training_at - use.started_at + _within_first_s(profile, is_warm))
+        whole_s = use.training_at - use.started_at + _within_first_s(profile, is_warm)
+        (warm_s if is_warm else cold_s).append(max(0.0, whole_s - profile.load_s(len(use.gang))))
     return warm_s, cold_s
 
 

@@ -151,7 +151,7 @@ def _weighed(lane: LaneState, trial: TrialState, use: BalanceUse, record: Instan
     moved_s = math.ceil(ready_s / iteration_s) * iteration_s if first and iteration_s > 0.0 else 0.0
     slow_s = min(moved_s, present_s)
     waits_s = 0.0 if first else ready_s
-    startup_s = state.profile.trial_startup_s
+    startup_s = state.profile.startup_s(len(trial.gang))
     again_s = state.repeats(trial) * iteration_s
     later_s = slow_s + waits_s + startup_s + (present_s - slow_s + again_s) * _remaining_part(use, ranks)
     known = {trial.trial: present_s}

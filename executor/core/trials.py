@@ -336,7 +336,7 @@ def _changes_width(lane: LaneState, trial: TrialState) -> bool:
         return False
     profile, left = lane.state.profile, lane.target_iterations(trial) - trial.iterations
     saved_s = left * (profile.iteration_s(width) - profile.iteration_s(size))
-    if size > width and saved_s <= profile.trial_startup_s + lane.state.repeats(trial) * profile.iteration_s(size):
+    if size > width and saved_s <= profile.startup_s(size) + lane.state.repeats(trial) * profile.iteration_s(size):
         return False
     free = lane.free_slots
     return free.room_without(trial.gang, size) >= (1 if size > width else 2)
@@ -351,7 +351,7 @@ def hang_limit_s(state: State, trial: TrialState) -> float:
     """Seconds without a report after which a running trial is taken to hang."""
     job = state.job
     if state.allocation(trial).training_at is None:
-        return max(SHORTEST_START_S, 10.0 * state.profile.trial_startup_s, job.iteration_timeout_s or 0.0)
+        return max(SHORTEST_START_S, 10.0 * state.profile.startup_s(len(trial.gang)), job.iteration_timeout_s or 0.0)
     if job.iteration_timeout_s is not None:
         return job.iteration_timeout_s
     return max(SHORTEST_HANG_S, 10.0 * state.profile.iteration_s(len(trial.gang)))

@@ -505,13 +505,39 @@ def noise_of(points: Sequence[Point]) -> MeasuredNoise:
     )
 
 
-def profile_of(points: Sequence[Point], starts: InstanceStarts, noise: MeasuredNoise) -> Profile:
+_LEAST_LOAD_S, _LEAST_LOAD = 1.0, 0.2
+"""Starts that are shorter on more machines by less, or by a smaller share, show no loading."""
+
+
+def startup_of(points: Sequence[Point], gpus_per_machine: int) -> tuple[float, float]:
+    """Return the seconds of a start, and those beyond it that the machines of a gang share: a + b / machines.
+
+    They are fitted by least squares to gangs of at least two numbers of machines; else, and where starts on more
+    machines are hardly shorter, b is 0 and a the mean.
+    """
+    starts_s = [point.startup_s for point in points]
+    shares = [1.0 / max(1, point.gpus // gpus_per_machine) for point in points]
+    mean_s, mean_share = fmean(starts_s), fmean(shares)
+    spread = sum((share - mean_share) ** 2 for share in shares)
+    if not spread:
+        return mean_s, 0.0
+    pairs = zip(shares, starts_s, strict=True)
+    load_s = sum((share - mean_share) * (start_s - mean_s) for share, start_s in pairs) / spread
+    load_s = min(load_s, mean_s / mean_share)
+    return (
+        (mean_s, 0.0) if load_s < max(_LEAST_LOAD_S, _LEAST_LOAD * mean_s) else (mean_s - load_s * mean_share, load_s)
+    )
+
+
+def profile_of(
+    points: Sequence[Point], starts: InstanceStarts, noise: MeasuredNoise, *, gpus_per_machine: int
+) -> Profile:
     """Return the profile that planning needs.
 
     The surplus of the first starts belongs to the instances' init: a trial's start-up is one on warm workers.
     """
-    startup_s = fmean(point.startup_s for point in points)
-    surplus_s = starts.surplus_s(startup_s)
+    startup_s, load_s = startup_of(points, gpus_per_machine)
+    surplus_s = starts.surplus_s(fmean(point.startup_s for point in points))
     provisions_s = [round(instance.provision_s, 3) for instance in starts.instances]
     inits_s = [round(instance.init_s + surplus_s, 3) for instance in starts.instances]
     (provision_s, provision_spread), (init_s, init_spread) = measured(provisions_s), measured(inits_s)
@@ -523,6 +549,7 @@ def profile_of(points: Sequence[Point], starts: InstanceStarts, noise: MeasuredN
     return Profile(
         seconds_per_iteration=noise.seconds_per_iteration,
         trial_startup_s=startup_s,
+        checkpoint_load_s=load_s,
         first_iteration_extra_s=fmean(point.first_extra_s for point in points),
         trial_cv=_cv(noise.trial),
         iteration_cv=_cv(noise.iteration),

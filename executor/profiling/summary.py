@@ -97,7 +97,9 @@ def measure(
         )
     turns = _turns(names, slots_per_instance, counts)
     points, stopped_by = _points(session, names, turns, measure_on, sweep, on_point)
-    result = _measured(session, points, stopped_by, one_machine=one_machine, sweep=sweep)
+    result = _measured(
+        session, points, stopped_by, gpus_per_machine=slots_per_instance, one_machine=one_machine, sweep=sweep
+    )
     if not models_updates:
         return result
     return replace(result, profile=replace(result.profile, asynchronous=session.updates.model()))
@@ -148,7 +150,13 @@ def _is_worth_it(session: ProfilingSession, points: Sequence[Point], gpus: int) 
 
 
 def _measured(
-    session: ProfilingSession, points: Sequence[Point], stopped_by: str, *, one_machine: bool, sweep: bool
+    session: ProfilingSession,
+    points: Sequence[Point],
+    stopped_by: str,
+    *,
+    gpus_per_machine: int,
+    one_machine: bool,
+    sweep: bool,
 ) -> ProfilingResult:
     noise = noise_of(points)
     starts = InstanceStarts(
@@ -157,7 +165,9 @@ def _measured(
         cold_iteration_s=max(session.cold_extras_s, default=0.0),
         one_machine=one_machine,
     )
-    profile = replace(profile_of(points, starts, noise), resumes=not (session.is_unsaved or session.begins_again))
+    machine = max(gpus_per_machine, *(point.gpus for point in points)) if one_machine else gpus_per_machine
+    profile = profile_of(points, starts, noise, gpus_per_machine=machine)
+    profile = replace(profile, resumes=not (session.is_unsaved or session.begins_again))
     return ProfilingResult(
         profile=replace(profile, goodput=session.batches.model()) if sweep else profile,
         points=tuple(points),

@@ -251,7 +251,7 @@ class VirtualBackend:
         run = self._runs[start.trial] = _VirtualAttempt(
             start, faults, iteration_s * faults.pace, began_with=held, saved=held, curve=curve
         )
-        startup_s = self._profile.trial_startup_s * faults.startup
+        startup_s = self._profile.startup_s(len(start.gang)) * faults.startup
         self.agenda.add(self.now() + startup_s, lambda now: self._begin(run, now))
 
     def _stop(self, stop: StopTrial) -> None:

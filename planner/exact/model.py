@@ -28,7 +28,7 @@ def run_s(
     On the spot market of `offer` this includes the mean loss by interruptions: a restart, and half of the iterations
     between two checkpoints; half of all where a trial saves none.
     """
-    steady_s = profile.trial_startup_s + stage.work * profile.iteration_s(gpus_per_trial)
+    steady_s = profile.startup_s(gpus_per_trial) + stage.work * profile.iteration_s(gpus_per_trial)
     if market == "on_demand":
         return steady_s
     assert offer is not None, "the spot market is an offer's"

@@ -141,7 +141,8 @@ def mean_runs_s(stages: Sequence[Stage], profile: Profile, offer: Offer, market:
     if market == "on_demand":
         iterations = np.array([[stage.work] for stage in stages])
         iteration_s = np.array([profile.iteration_s(gpus) for gpus in gangs.tolist()])
-        return np.asarray(profile.trial_startup_s + iterations * iteration_s)
+        startup_s = np.array([profile.startup_s(gpus) for gpus in gangs.tolist()])
+        return np.asarray(startup_s + iterations * iteration_s)
     return np.array([[run_s(stage, int(gpus), profile, offer, market) for gpus in gangs] for stage in stages])
 
 

@@ -154,6 +154,7 @@ class _Runs:
         gangs = self.gangs = each([choice.gpus_per_trial for choice in choices])
         self.instances = each([choice.instances for choice in choices])
         self.iteration_s = each([profile.iteration_s(choice.gpus_per_trial) for choice in choices])
+        self.usual_startup_s = each([profile.startup_s(choice.gpus_per_trial) for choice in choices])
         self.wide, self.per = np.maximum(1, gangs // offer.slots), np.maximum(1, offer.slots // gangs)
         self.hosts = self.instances // self.wide
         """A host is an instance, or the instances of a wide gang."""
@@ -298,7 +299,7 @@ class _Runs:
     def lasts_s(self, at: Ints, slots: Ints, places: Ints, cells: Ints) -> Floats:
         """Return how long trials take to the end of their rungs."""
         rungs = self.rung.take(places)
-        lasts_s: Floats = self.startup_s(cells, rungs) + self.gains.take(rungs) * self.pace_s(at, cells, rungs)
+        lasts_s: Floats = self.startup_s(at, cells, rungs) + self.gains.take(rungs) * self.pace_s(at, cells, rungs)
         return lasts_s
 
     def pace_s(self, at: Ints, cells: Ints, rungs: Ints) -> Floats:
@@ -311,9 +312,9 @@ class _Runs:
             pace_s = pace_s * draw.noise.of(cells, rungs)
         return pace_s
 
-    def startup_s(self, cells: Ints, rungs: Ints) -> Any:
+    def startup_s(self, at: Ints, cells: Ints, rungs: Ints) -> Any:
         """Return the seconds of a start-up."""
-        startup_s = self.profile.trial_startup_s
+        startup_s = self.usual_startup_s[at]
         return startup_s if self.draw.startup is None else startup_s * self.draw.startup.of(cells, rungs)
 
     def release_idle(self, at: Ints, hosts: Ints) -> None:
@@ -507,7 +508,7 @@ class _SpotRuns(_Runs):
     def lasts_s(self, at: Ints, slots: Ints, places: Ints, cells: Ints) -> Floats:
         """Return how long trials take to the end of their rungs, from their checkpoints on."""
         rungs, where = self.rung.take(places), slots * self.rows + at
-        startup_s = self.startup_s(cells, rungs + self.launches[at])
+        startup_s = self.startup_s(at, cells, rungs + self.launches[at])
         self.pace[where] = pace_s = self.pace_s(at, cells, rungs)
         self.trains_at[where] = self.now[at] + startup_s
         lasts_s: Floats = startup_s + (self.gains.take(rungs) - self.saved.take(places)) * pace_s

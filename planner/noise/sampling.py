@@ -350,7 +350,7 @@ class Chunk:
         if self._chances is None:
             offer, spot = self.offer, self.offer.spot
             assert spot is not None, "only spot instances are replaced"
-            usual_s = offer.provision_delay_s + offer.init_delay_s + self.profile.trial_startup_s
+            usual_s = offer.provision_delay_s + offer.init_delay_s + self.profile.startup_s(1)
             lives, again, scales, inits = bits_of((*self.seed, 0, 8), 4 * _CHANCES).reshape(4, _CHANCES)
             scale_s = np.float32(offer.provision_delay_s) * spread_levels(offer.provision_spread).take(scales)
             init_s = np.float32(offer.init_delay_s) * spread_levels(offer.init_spread).take(inits)
@@ -396,7 +396,7 @@ class Chunk:
         is_billed = self.offer.billing == "per_function"
         rate = self._losses_per_s(choice)
         if not rate and not profile.startup_varies:
-            startup_s = profile.trial_startup_s
+            startup_s = profile.startup_s(choice.gpus_per_trial)
             if self.speeds is None and profile.stage_cv(stage.work) == 0.0:
                 waves = -(-stage.trials // num_slots)
                 return waves * (startup_s + work_s), stage.trials * (startup_s + work_s)
@@ -412,7 +412,7 @@ class Chunk:
         """(trials, rows of the stage) Return the duration of each trial."""
         key = (index, choice.gpus_per_trial, choice.market)
         if self._trials is None or self._trials[0] != key:
-            self._trials = key, self.startup_s(index) + np.float32(work_s) * self.factor(index)
+            self._trials = key, self.startup_s(index, choice.gpus_per_trial) + np.float32(work_s) * self.factor(index)
         return self._trials[1]
 
     def _over_trials(self, index: int, reduction: Literal["max", "sum"]) -> Floats:
@@ -423,12 +423,13 @@ class Chunk:
             self._reduced[index, reduction] = reduced.astype(np.float64)
         return self._reduced[index, reduction]
 
-    def startup_s(self, index: int) -> np.float32 | Seconds:
+    def startup_s(self, index: int, gpus: int) -> np.float32 | Seconds:
         """(trials, rows) Return the start-up time of each trial in the stage; one number where it does not vary."""
+        mean_s = np.float32(self.profile.startup_s(gpus))
         if not self.profile.startup_varies:
-            return np.float32(self.profile.trial_startup_s)
+            return mean_s
         drawn = self._noise(self.profile.startup_cv, index, 4, "lognormal")
-        return np.asarray(np.float32(self.profile.trial_startup_s) * drawn)
+        return np.asarray(mean_s * drawn)
 
     def factor(self, index: int) -> Seconds:
         """(trials, rows) Return the factor by which each trial's training in the stage is slower than the profile.
@@ -512,7 +513,7 @@ class Chunk:
         return with_losses(
             Exposed(
                 trials_s=trials_s,
-                startup_s=self.startup_s(index),
+                startup_s=self.startup_s(index, choice.gpus_per_trial),
                 iteration_s=np.float32(work_s) * self.factor(index),
                 iterations=stage.work,
                 before=sum(earlier.iterations for earlier in self.stages[first:index]) if saves else 0,

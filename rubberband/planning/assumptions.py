@@ -155,12 +155,17 @@ def _measured(profile: Profile) -> str:
     return "measured are " + (f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]} alone")
 
 
+def _loading(profile: Profile) -> str:
+    load_s = profile.checkpoint_load_s
+    return f" + {format_duration(load_s)} / machines" if load_s else ""
+
+
 def _delays(now: Problem) -> Iterator[Change]:
     profile, offer = now.profile, now.offer
     startup_s, change = _longer(profile.trial_startup_s, 1.0)
     yield Change(
         "start-up of a trial",
-        format_duration(profile.trial_startup_s),
+        f"{format_duration(profile.trial_startup_s)}{_loading(profile)}",
         change,
         _with_profile(now, trial_startup_s=startup_s),
     )

@@ -188,6 +188,8 @@ def known_gpus(experiment: Experiment, offer: Offer, profile: Profile) -> int:
 
 def _candidate(experiment: Experiment, offer: Offer, profile: Profile, now: float, table: Table | None) -> Problem:
     experiment, largest = with_least_gang(experiment, offer, profile, table), known_gpus(experiment, offer, profile)
+    if profile.checkpoint_load_s:
+        profile = replace(profile, gpus_per_machine=offer.slots)
     resources = experiment.resources.model_copy(update={"max_instances": offer.max_instances})
     allowed = experiment.model_copy(update={"resources": resources})
     constraints = allowed.planning_constraints(now, offer.slots, largest)

@@ -151,7 +151,7 @@ def _job(row: Row, curve: list[float], profile: Profile, gpus: int, elasticity: 
         submitted_at=float(row["at"]),
         kind=str(row["kind"]),
         seconds=[float(row["iterations"]) * each for each in curve],
-        resize_s=profile.trial_startup_s or RESIZE_S,
+        resize_s=profile.startup_s(profile.smallest_gpus) or RESIZE_S,
         min_gpus=max(least, profile.smallest_gpus),
         max_gpus=most,
         weight=float(row.get("weight", 1.0)),

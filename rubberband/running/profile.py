@@ -75,8 +75,9 @@ def _trials_line(noise: MeasuredNoise) -> str:
 def start_lines(profile: Profile, starts: InstanceStarts, noise: MeasuredNoise) -> list[str]:
     """Return lines on how long trials and instances take to start."""
     vary = "" if noise.startup is None else f", varying by {_spread(noise.startup)}"
-    found = [f"a trial starts in {profile.trial_startup_s:.2f} s on a warm worker{vary}"]
-    surplus_s = starts.surplus_s(profile.trial_startup_s)
+    load_s, surplus_s = profile.checkpoint_load_s, profile.cold_start_extra_s
+    loads = f" and {load_s:.2f} s over the machines of its gang" if load_s else ""
+    found = [f"a trial starts in {profile.trial_startup_s:.2f} s{loads} on a warm worker{vary}"]
     first = f", of which the first start of a trial takes {surplus_s:.1f} s more" if surplus_s >= 0.1 else ""
     if profile.provision_delay_s is not None and profile.init_delay_s is not None:
         provisions = _range([instance.provision_s for instance in starts.instances])

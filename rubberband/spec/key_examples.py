@@ -83,6 +83,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
         "startup_cv": 0.2,
         "mean_cv": 0.05,
         "trial_startup": "5s",
+        "checkpoint_load": "80s",
         "first_iteration_extra": "2s",
         "cold_iteration_extra": "4s",
         "provision_delay": "90s",

@@ -240,6 +240,9 @@ class InlineProfile(ScalingWords):
 
     trial_startup_s: Duration = Field(0.0, alias="trial_startup")
     """To gang-start a trial on warm workers; the mean."""
+    checkpoint_load_s: Duration = Field(0.0, alias="checkpoint_load")
+    """Time beyond `trial_startup` in which one machine loads a checkpoint. The machines of a gang share it: each loads
+    its part of a sharded model."""
     first_iteration_extra_s: Duration = Field(0.0, alias="first_iteration_extra")
     """The part of `trial_startup` that passes within a first iteration: imports and data of a program or function."""
     cold_iteration_extra_s: Duration = Field(0.0, alias="cold_iteration_extra")
@@ -257,6 +260,7 @@ class InlineProfile(ScalingWords):
             seconds_per_iteration=dict(sorted(self.seconds_per_iteration.items())),
             resumes=self.resumes,
             trial_startup_s=self.trial_startup_s,
+            checkpoint_load_s=self.checkpoint_load_s,
             first_iteration_extra_s=self.first_iteration_extra_s,
             cold_iteration_extra_s=self.cold_iteration_extra_s,
             **{name: getattr(self, name) for name in VARIATIONS},
@@ -272,7 +276,7 @@ class InlineProfile(ScalingWords):
         )
 
 
-_EXTRAS = ("first_iteration_extra_s", "cold_iteration_extra_s", "cold_start_extra_s")
+_EXTRAS = ("checkpoint_load_s", "first_iteration_extra_s", "cold_iteration_extra_s", "cold_start_extra_s")
 
 
 class ProfileFile(ScalingWords):
@@ -288,6 +292,8 @@ class ProfileFile(ScalingWords):
     iteration_spread: dict[GpuKey, Spread] = Field(default_factory=dict)
     """GPUs -> coefficient of variation of one iteration's time with that many GPUs."""
     trial_startup_s: Duration = 0.0
+    checkpoint_load_s: Duration = 0.0
+    """The part of a start in which one machine loads a checkpoint, beyond the start-up."""
     provision_delay_s: Duration | None = None
     provision_delay_cv: Spread = 0.0
     """For the lognormal law, if there are no single measurements."""
@@ -312,6 +318,7 @@ class ProfileFile(ScalingWords):
         return InlineProfile(
             **{name: getattr(self, name) for name in ScalingWords.model_fields},
             trial_startup=self.trial_startup_s,
+            checkpoint_load=self.checkpoint_load_s,
             first_iteration_extra=self.first_iteration_extra_s,
             cold_iteration_extra=self.cold_iteration_extra_s,
             provision_delay=_written_delay(

@@ -65,6 +65,10 @@ class Profile:
     """GPUs -> mean seconds per iteration with that many GPUs; at least one entry, counts and times positive."""
     trial_startup_s: float = 0.0
     """Seconds to gang-start a trial in a stage on warm workers: process group, model, checkpoint."""
+    checkpoint_load_s: float = 0.0
+    """Seconds of a start beyond `trial_startup_s` for one machine to load the checkpoint; those of a gang share it."""
+    gpus_per_machine: int = 0
+    """Slots of the instances that it is planned for; 0: a gang is on one machine. Counts with `checkpoint_load_s`."""
     first_iteration_extra_s: float = 0.0
     """The part of `trial_startup_s` that passes within the first iteration, after the start is reported.
 
@@ -131,7 +135,16 @@ class Profile:
     @property
     def startup_varies(self) -> bool:
         """Whether the start-ups of trials are noisy."""
-        return self.startup_cv > 0.0 and self.trial_startup_s > 0.0
+        return self.startup_cv > 0.0 and self.startup_s(1) > 0.0
+
+    def startup_s(self, gpus: int) -> float:
+        """Return the mean seconds to start a trial on `gpus` GPUs of warm workers."""
+        return self.trial_startup_s + self.load_s(gpus)
+
+    def load_s(self, gpus: int) -> float:
+        """Return the part of it in which the machines of the gang load the checkpoint, each its share."""
+        machines = gpus // self.gpus_per_machine if self.gpus_per_machine else 1
+        return self.checkpoint_load_s / max(1, machines)
 
     def stage_cv(self, iterations: int) -> float:
         """Return the coefficient of variation of a trial's training time in one stage, on its own.

@@ -30,7 +30,7 @@ def every_plan(stages, profile, offer, constraints):
             return
         stage = stages[index]
         for k, g in choices:
-            took_s = profile.trial_startup_s + stage.iterations * profile.iteration_s(g)
+            took_s = profile.startup_s(g) + stage.iterations * profile.iteration_s(g)
             begun_s, cost, instances = now_s, cost_usd, held
             if k > len(held):
                 running_s = now_s + offer.provision_delay_s

@@ -40,6 +40,8 @@ def profiles(draw: st.DrawFn) -> Profile:
     return Profile(
         seconds_per_iteration={gpus: single / gpus**efficiency for gpus in (1, 2, 4, 8) if gpus >= smallest},
         trial_startup_s=draw(seconds),
+        checkpoint_load_s=draw(st.sampled_from([0.0, 0.0, 40.0])),
+        gpus_per_machine=draw(st.sampled_from([0, 1, 2, 4])),
     )
 
 

@@ -12,20 +12,25 @@ from rubberband.executor import Faults, Noise, TrialEnd, VirtualBackend, measure
 from rubberband.executor.profiling.points import (
     InstanceStart,
     InstanceStarts,
+    Point,
     Timed,
     first_extra_s,
     noise_of,
     point_of,
     profile_of,
+    startup_of,
 )
 from rubberband.executor.profiling.summary import ProfilingResult, measure
-from rubberband.planning.candidates import with_start_times
+from rubberband.planning.candidates import candidates, with_start_times
 from rubberband.planning.startup_history import StartTimes
+from rubberband.running.profile import start_lines
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.profile_file import load_profile, save_profile
 from rubberband.values.offer import Offer
 from rubberband.values.profile import Profile, wide_spread
+from tests.builders.experiment_words import words
 from tests.builders.measured_runs import PROFILE, seen
+from tests.builders.tables import cases
 
 OFFER = Offer(instance_type="virtual", gpus=2, price_usd_per_hour=1.0, max_instances=1)
 
@@ -58,7 +63,7 @@ def test_a_function_that_loads_its_data_first_is_no_slower_for_it(tmp_path: Path
     starts = InstanceStarts(
         instances=(InstanceStart(provision_s=2.0, init_s=3.0),), cold_s=(12.5,), cold_iteration_s=12.0, one_machine=True
     )
-    profile = profile_of([point], starts, noise_of([point]))
+    profile = profile_of([point], starts, noise_of([point]), gpus_per_machine=4)
     assert profile.seconds_per_iteration == pytest.approx({1: 1.0})
     assert (profile.trial_startup_s, profile.first_iteration_extra_s) == pytest.approx((4.5, 4.0))
     assert (profile.cold_start_extra_s, profile.cold_iteration_extra_s) == pytest.approx((8.0, 12.0))
@@ -135,3 +140,37 @@ def test_a_run_takes_no_start_within_a_first_iteration_for_a_slow_trial() -> Non
     assert found.findings == ""
     plain = measured(seen({1: [[14.0, 10.0]] * 4}))
     assert plain.findings == "20 % slower than profiled"
+
+
+def started(starts_s: dict[int, float]) -> list[Point]:
+    """Points whose trials took so long to start."""
+    return [
+        point_of(gpus, 1, [dataclasses.replace(timed(0, 0.0, 1.0, 1.0), startup_s=start_s)])
+        for gpus, start_s in starts_s.items()
+    ]
+
+
+@cases("starts_s", "expected")
+def test_what_the_machines_of_a_gang_share_is_a_part_of_the_start(
+    starts_s: dict[int, float], expected: tuple[float, float]
+) -> None:
+    points = started(starts_s)
+    assert startup_of(points, gpus_per_machine=8) == pytest.approx(tuple(expected))
+
+
+def test_a_measured_load_is_planned_by_the_machines_of_a_gang(tmp_path: Path) -> None:
+    points = started({8: 90.0, 16: 50.0, 32: 30.0})
+    starts = InstanceStarts(
+        instances=(InstanceStart(provision_s=2.0, init_s=3.0),), cold_s=(60.0,), cold_iteration_s=0.0, one_machine=False
+    )
+    profile = profile_of(points, starts, noise_of(points), gpus_per_machine=8)
+    save_profile(profile, tmp_path / "a.profile.json")
+    loaded = load_profile(tmp_path / "a.profile.json")
+    assert (loaded.trial_startup_s, loaded.checkpoint_load_s) == pytest.approx((10.0, 80.0))
+    resources = {"provider": "virtual", "instance_type": "p4d.24xlarge", "max_instances": 4}
+    experiment = Experiment(**words(resources=resources, profile=str(tmp_path / "a.profile.json")))
+    (problem,) = candidates(experiment, loaded, 0.0)
+    assert [problem.profile.startup_s(gpus) for gpus in (8, 16, 32)] == pytest.approx([90.0, 50.0, 30.0])
+    assert start_lines(loaded, starts, noise_of(points))[0].startswith(
+        "a trial starts in 10.00 s and 80.00 s over the machines of its gang on a warm worker"
+    )

@@ -17,10 +17,11 @@ PROFILE = Profile(seconds_per_iteration={1: 10.0}, trial_startup_s=0.2)
 OFFER = Offer(instance_type="test", gpus=4, price_usd_per_hour=3.6, max_instances=4, init_delay_s=30.0)
 
 
-def started(*waves: list[float], startup_s: float = 0.2, init_delay_s: float = 30.0) -> State:
+def started(*waves: list[float], startup_s: float = 0.2, load_s: float = 0.0, init_delay_s: float = 30.0) -> State:
     """A run whose trials took so long to start, one wave after another on the same workers; these took 30 s."""
     offer = dataclasses.replace(OFFER, init_delay_s=init_delay_s)
-    job = dataclasses.replace(JOB, profile=dataclasses.replace(PROFILE, trial_startup_s=startup_s), offer=offer)
+    profile = dataclasses.replace(PROFILE, trial_startup_s=startup_s, checkpoint_load_s=load_s)
+    job = dataclasses.replace(JOB, profile=profile, offer=offer)
     state = Controller(job).state
     state.instances["i-001"] = InstanceRecord(
         instance="i-001", requested_at=-30.0, running_at=-30.0, ready_at=0.0, status=InstanceStatus.READY
@@ -53,6 +54,15 @@ def test_starts_that_take_as_long_every_time_have_no_surplus() -> None:
 
 def test_even_the_first_starts_may_be_faster_than_profiled() -> None:
     assert starts(started([1.0] * 4, startup_s=5.0)) == TrialStarts(warm_s=pytest.approx(1.0), cold_surplus_s=0.0)
+
+
+def test_the_loading_of_checkpoints_is_no_part_of_the_start_that_is_seen() -> None:
+    assert starts(started([5.0] * 4, [5.0] * 4, startup_s=1.0, load_s=4.0)) == TrialStarts(
+        warm_s=1.0, cold_surplus_s=0.0
+    )
+    assert starts(started([7.0] * 4, [6.0] * 4, startup_s=1.0, load_s=4.0)) == TrialStarts(
+        warm_s=pytest.approx(2.0), cold_surplus_s=pytest.approx(1.0)
+    )
 
 
 def test_few_starts_show_nothing() -> None:

@@ -364,6 +364,7 @@ LINES: dict[str, Line] = {
     "InlineProfile.end_chance": (NOISY, "profile.end_chance", 0.0, 0.1),
     "InlineProfile.noise": (NOISY, "profile.noise", "lognormal", "normal"),
     "InlineProfile.trial_startup": (LOCAL, "profile.trial_startup", 3, 4),
+    "InlineProfile.checkpoint_load": (LOCAL, "profile.checkpoint_load", 3, 4),
     "InlineProfile.first_iteration_extra": (LOCAL, "profile.first_iteration_extra", 1, 2),
     "InlineProfile.cold_iteration_extra": (LOCAL, "profile.cold_iteration_extra", 1, 2),
     "InlineProfile.provision_delay": (LOCAL, "profile.provision_delay", 10, 20),
@@ -574,6 +575,7 @@ plan profile.mean_cv: InlineProfile.mean_cv
 profile.end_chance: InlineProfile.end_chance
 plan profile.law: InlineProfile.noise
 plan profile.trial_startup_s: InlineProfile.trial_startup
+plan profile.checkpoint_load_s: InlineProfile.checkpoint_load
 profile.first_iteration_extra_s: InlineProfile.first_iteration_extra
 profile.cold_iteration_extra_s: InlineProfile.cold_iteration_extra
 offer.provision_delay_s plan profile.provision_delay_s: InlineProfile.provision_delay
