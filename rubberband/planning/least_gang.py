@@ -45,8 +45,11 @@ def least_gang(
             )
     needs, remark = f"the profile starts at {least} GPUs", ""
     if asked.min == "auto":
-        by_memory, needs, remark = _by_memory(experiment, offer, profile, table)
-        least = max(least, by_memory)
+        by_memory, in_words, remark = _by_memory(experiment, offer, profile, table)
+        if by_memory >= least:
+            least, needs = by_memory, in_words
+        elif needs not in remark:
+            remark = f"{needs}; {remark}"
     elif least == 1 or asked.least > 1:
         return None, ""
     gang = gang_sizes(offer.slots, least, least + offer.slots)[0]
