@@ -207,6 +207,7 @@ class Planner:
         live = ["--live"] if self._settings.rents else []
         live += ["--cluster"] if self._settings.has_cluster else []
         live += [f"--code={folder}" for folder in self._settings.code]
+        live += [f"--allow={name}" for name in self._settings.entrypoints]
         live += [] if self._settings.pool is None else [f"--lent={self._settings.pool.provider}"]
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "rubberband.api.plans.process", str(self._settings.home), *live),

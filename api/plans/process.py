@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 from pydantic import TypeAdapter
 
 import rubberband
-from rubberband.api.body import read_experiment, require_no_paths, require_own_cluster
+from rubberband.api.body import allows_code, read_experiment, require_no_paths, require_own_cluster
 from rubberband.api.problems import (
     CONFLICT,
     INFEASIBLE,
@@ -55,7 +55,7 @@ from rubberband.planning.prices_and_quotas import (
     local_prices_and_quotas,
 )
 from rubberband.spec.experiment import Experiment
-from rubberband.units import format_duration, format_instant, parse_deadline
+from rubberband.units import format_duration, format_instant, parse_deadline, shown
 from rubberband.values.plan import Policy
 
 # Other limits of an experiment: the question, and the answer.
@@ -96,14 +96,14 @@ class RestAnswer:
     """Its trials then."""
 
 
-def answered(question: Json, home: Path, code: Sequence[str] = ()) -> Json:
+def answered(question: Json, home: Path, code: Sequence[str] = (), allowed: Sequence[str] = ()) -> Json:
     """Return the answer to a question as JSON (infinities as Python has them). Raises RubberbandError and Problem.
 
     The journal of a started experiment is read from the home, or from the store in RUBBERBAND_STORE.
     """
     asked = TypeAdapter(RestQuestion).validate_python(question)
     if asked.words:
-        extension = waiting_extension(asked.words, asked.other, asked.policy, asked.now, code)
+        extension = waiting_extension(asked.words, asked.other, asked.policy, asked.now, code, allowed)
         found = RestAnswer(extension=extension, had=Limits())
     else:
         found = _of_begun(asked, home)
@@ -180,15 +180,20 @@ def _require_more(constraints: Mapping[str, Any], max_cost_usd: float) -> None:
 
 
 def waiting_extension(
-    words: Mapping[str, Any], other: Mapping[str, Any], policy: Policy, now: float, code: Sequence[str] = ()
+    words: Mapping[str, Any],
+    other: Mapping[str, Any],
+    policy: Policy,
+    now: float,
+    code: Sequence[str] = (),
+    allowed: Sequence[str] = (),
 ) -> Extension:
     """Return what is expected under both settings if the experiment starts at `now` (Unix time).
 
     Raises Problem CONFLICT if no plan is feasible, InputError for settings that cannot be planned.
     """
-    after = _estimate(other, policy, now, code)
+    after = _estimate(other, policy, now, code, allowed)
     try:
-        before = _estimate(words, policy, now, code)
+        before = _estimate(words, policy, now, code, allowed)
     except InputError:  # its deadline passed in the queue
         before = None
     targets = [each.get("search", {}).get("stop", {}).get("target") for each in (words, other)]
@@ -196,8 +201,10 @@ def waiting_extension(
     return Extension(before=found if before is None else _outlook(before, after, targets[0]), after=found, stage=0)
 
 
-def _estimate(words: Mapping[str, Any], policy: Policy, now: float, code: Sequence[str]) -> Estimate:
-    experiment = with_trial(Experiment.kept(words), code)
+def _estimate(
+    words: Mapping[str, Any], policy: Policy, now: float, code: Sequence[str], allowed: Sequence[str]
+) -> Estimate:
+    experiment = _with_trial(Experiment.kept(words), code, allowed)
     profiles = experiment.loaded_profiles()
     assert profiles is not None, "what waits without a profile is not extended"
     return feasible.planned(
@@ -228,6 +235,8 @@ CODE = "--code="
 """Flag before a folder with the code of entry points."""
 LENT = "--lent="
 """Flag before the provider whose instances the service's pool lends."""
+ALLOW = "--allow="
+"""Flag before an entry point that may run."""
 CLUSTER = "--cluster"
 """Flag: experiments may be on the Ray cluster of the service."""
 _LIVE_GOOD_S = 60.0
@@ -266,10 +275,13 @@ def question_of(
     *,
     live: bool,
     code: Sequence[str] = (),
+    allowed: Sequence[str] = (),
     lent: Sequence[str] = (),
     has_cluster: bool = False,
 ) -> Question:
     """Parse a question; `code` are the folders of entry points, `lent` the providers of the service's pool.
+
+    Only entry points that are `allowed` are run, where their parameters are counted.
 
     `has_cluster`: experiments may be on the Ray cluster of the service.
 
@@ -281,7 +293,7 @@ def question_of(
     if experiment.resources.kind.is_borrowed and not has_cluster:
         raise HttpProblem(REFUSED, f"resources.provider: {experiment.resources.provider} is not allowed here")
     require_own_cluster(experiment)
-    asked_for = with_trial(experiment, code)
+    asked_for = _with_trial(experiment, code, allowed)
     experiment = on_cluster(asked_for)
     prices, good_s = PricesAndQuotas(), None
     if live and experiment.resources.kind.is_rented:
@@ -294,6 +306,8 @@ def question_of(
         good_s = _LIVE_GOOD_S
     elif experiment.resources.kind.is_this_machine and experiment.entrypoint is not None:
         prices, good_s = local_prices_and_quotas(experiment, home), _LIVE_GOOD_S
+    if experiment.resources.gpus_per_trial.min == "auto":
+        good_s = _LIVE_GOOD_S  # the code of the trial may change
     if experiment.constraints.deadline_at is not None:
         good_s = 1.0
     options = {name: asked[name] for name in ("policy", "frontier", "size", "seed", "most_usd")}
@@ -313,6 +327,18 @@ def question_of(
     )
 
 
+def _with_trial(experiment: Experiment, code: Sequence[str], allowed: Sequence[str]) -> Experiment:
+    """Return the experiment with what its trial's source says; only code that is allowed is run to know more.
+
+    It runs without the variables of the experiment, as some of them run other code.
+    """
+    named, resources = experiment.entrypoint, experiment.resources
+    if named is not None and not (isinstance(named, str) and allows_code(named, allowed)):
+        return with_trial(experiment, code, memory=f"entrypoint {shown(str(named))} is not allowed to run here")
+    bare = experiment.model_copy(update={"resources": resources.model_copy(update={"env": {}, "secrets": ()})})
+    return with_trial(experiment, code, memory=with_trial(bare, code).memory)
+
+
 def _identity(
     experiment: Experiment, words: Json, options: Mapping[str, Any], prices: PricesAndQuotas, now: float
 ) -> str:
@@ -330,6 +356,8 @@ def _identity(
         "starts": repr(prices.starts),
         "function": experiment.is_function,
     }
+    if experiment.resources.gpus_per_trial.min == "auto":
+        asked["memory"] = repr(experiment.memory)
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).digest()
     return base64.urlsafe_b64encode(digest[:24]).decode()
 
@@ -383,6 +411,7 @@ def serve(
     *,
     live: bool,
     code: Sequence[str] = (),
+    allowed: Sequence[str] = (),
     lent: Sequence[str] = (),
     has_cluster: bool = False,
 ) -> None:
@@ -392,9 +421,11 @@ def serve(
         signal.alarm(math.ceil(asked["planning_s"]) + _SPARE_S)
         try:
             if "rest" in asked:
-                _tell(answers, {"rest": answered(asked["rest"], home, code)})
+                _tell(answers, {"rest": answered(asked["rest"], home, code, allowed)})
                 continue
-            question = question_of(asked, home, live=live, code=code, lent=lent, has_cluster=has_cluster)
+            question = question_of(
+                asked, home, live=live, code=code, allowed=allowed, lent=lent, has_cluster=has_cluster
+            )
             _tell(answers, {"id": question.id, "good_s": question.good_s})
             if questions.readline() == b"plan\n":
                 status, body = planned(question)
@@ -438,9 +469,20 @@ def main() -> None:
     gc.set_threshold(*_GARBAGE)
     home, *flags = sys.argv[1:]
     _tell(sys.stdout.buffer, {"ready": True})
-    code, lent = ([flag.removeprefix(of) for flag in flags if flag.startswith(of)] for of in (CODE, LENT))
+    code, allowed, lent = (
+        [flag.removeprefix(of) for flag in flags if flag.startswith(of)] for of in (CODE, ALLOW, LENT)
+    )
     is_live, has_cluster = "--live" in flags, CLUSTER in flags
-    serve(sys.stdin.buffer, sys.stdout.buffer, Path(home), live=is_live, code=code, lent=lent, has_cluster=has_cluster)
+    serve(
+        sys.stdin.buffer,
+        sys.stdout.buffer,
+        Path(home),
+        live=is_live,
+        code=code,
+        allowed=allowed,
+        lent=lent,
+        has_cluster=has_cluster,
+    )
 
 
 if __name__ == "__main__":

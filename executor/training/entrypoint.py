@@ -45,6 +45,7 @@ from rubberband.values.environment import Environment
 
 if TYPE_CHECKING:
     from rubberband.spec.experiment import Experiment
+    from rubberband.values.memory import TrialMemory
 
 Code = type[TorchTrial] | type[Trial] | TrainFunction
 Target = Code | ProgramCommand
@@ -340,10 +341,16 @@ def entrypoint_of(experiment: Experiment, search_path: Sequence[str | os.PathLik
     return Entrypoint.from_object(trial)
 
 
-def with_trial(experiment: Experiment, search_path: Sequence[str | os.PathLike[str]] = ()) -> Experiment:
+def with_trial(
+    experiment: Experiment,
+    search_path: Sequence[str | os.PathLike[str]] = (),
+    *,
+    memory: TrialMemory | str | None = None,
+) -> Experiment:
     """Return the experiment as one of a function if its trial is one: then a trial has one GPU by default.
 
-    Where its least gang is auto, the experiment also knows the memory of its trial's parameters.
+    Where its least gang is auto, the experiment also knows the memory of its trial's parameters: `memory`, or what is
+    counted by running the trial's code.
     """
     trial = experiment.entrypoint
     if trial is None or experiment.resources.kind.is_simulated:
@@ -353,7 +360,8 @@ def with_trial(experiment: Experiment, search_path: Sequence[str | os.PathLike[s
     else:
         found = isinstance(trial, FunctionType) and not is_distributed(trial)
     if experiment.resources.gpus_per_trial.min == "auto":
-        experiment = experiment.with_memory(part("memory")(experiment, search_path))
+        known = memory if memory is not None else part("memory")(experiment, search_path)
+        experiment = experiment.with_memory(known)
     return experiment.of_function() if found else experiment
 
 

@@ -77,7 +77,7 @@ def _by_memory(
         starts = f"the profile starts at {counted(profile.smallest_gpus, 'GPU')}"
         return 1, starts, f"{starts}; {unknown}"
     gpu_bytes /= resources.trials_per_gpu
-    least, room = memory.least_gang(gpu_bytes), f"{FILLED:.0%} of the {_gib(gpu_bytes)} of a GPU of {name}"
+    least, room = memory.least_gang(gpu_bytes), f"{100.0 * FILLED:.0f} % of the {_gib(gpu_bytes)} of a GPU of {name}"
     if least is None:
         raise GangTooLargeError(
             f"{_KEY}.min: {memory.in_words} are {_gib(memory.total_bytes)}, more than {room}, and each GPU has all of "
@@ -93,7 +93,7 @@ def _by_memory(
 
 
 def _gib(size_bytes: float) -> str:
-    return f"{size_bytes / (1 << 30):.3g} GiB"
+    return f"{size_bytes / 2**30:.3g} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.3g} MiB"
 
 
 def _gpu_bytes(experiment: Experiment, offer: Offer, table: Table | None) -> float | None:
@@ -105,7 +105,7 @@ def _gpu_bytes(experiment: Experiment, offer: Offer, table: Table | None) -> flo
         ids = gpus_to_share(offer, resources.slots).ids
         return least_memory_bytes(ids) if ids else 0.0
     row = table_of(resources, table=table).get(offer.instance_type)
-    return None if row is None or row.gpu_memory_gib is None else row.gpu_memory_gib * (1 << 30)
+    return None if row is None or row.gpu_memory_gib is None else row.gpu_memory_gib * 2**30
 
 
 def _too_small(experiment: Experiment, offer: Offer, gang: int) -> str:

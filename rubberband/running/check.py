@@ -40,7 +40,6 @@ from rubberband.spec.samplers import extreme_values, extremes, leaves
 from rubberband.spec.space import check_names
 from rubberband.units import format_duration
 from rubberband.values.command import PLACES, switch_of, unused, words_of
-from rubberband.values.offer import Offer
 from rubberband.values.plan import gang_sizes, total_iterations
 from rubberband.values.profile import Profile
 
@@ -133,8 +132,9 @@ def check_experiment(
         warm_started(experiment, home or default_home(), notes.append)
     with _noted(problems):
         on_demand = experiment.resources.model_copy(update={"market": "on_demand"})  # the price of spot may be unknown
-        any_market = experiment.model_copy(update={"resources": on_demand})
-        max_gpus = widest_gang(any_market, None, experiment.loaded_profiles())
+        any_market, profiles = experiment.model_copy(update={"resources": on_demand}), experiment.loaded_profiles()
+        max_gpus = widest_gang(any_market, None, profiles)
+        experiment = with_narrowest_gang(experiment, narrowest_gang(any_market, None, profiles))
     with _noted(problems):
         entrypoint = named_entrypoint(experiment, search_path)
     if entrypoint is None:
@@ -426,18 +426,31 @@ def _gangs(experiment: Experiment, max_gpus: int) -> tuple[int, ...]:
 
 def widest_gang(experiment: Experiment, table: Table | None, profiles: Profiles | None) -> int:
     """Return the most GPUs of a trial on any of the experiment's instance types. Raises InputError."""
+    return max(most for _, most in _ranges(experiment, table, profiles))
 
-    def widest(rented: Offer) -> int:
+
+def narrowest_gang(experiment: Experiment, table: Table | None, profiles: Profiles | None) -> int:
+    """Return the fewest GPUs of a trial on any of the experiment's instance types. Raises InputError."""
+    return min(least for least, _ in _ranges(experiment, table, profiles))
+
+
+def with_narrowest_gang(experiment: Experiment, gpus: int) -> Experiment:
+    """Return the experiment whose trials have at least `gpus` GPUs, on any type."""
+    return experiment.with_least_gang(gpus) if gpus > experiment.resources.gpus_per_trial.least else experiment
+
+
+def _ranges(experiment: Experiment, table: Table | None, profiles: Profiles | None) -> list[tuple[int, int]]:
+    """Return the fewest and the most GPUs of a trial on each instance type that can hold one."""
+    found, too_small = list[tuple[int, int]](), list[GangTooLargeError]()
+    for rented in offers(experiment.resources, table=table):
         profile = profiles.get(rented.instance_type) if isinstance(profiles, Mapping) else profiles
         known = None if profile is None else known_gpus(experiment, rented, profile)
-        return with_least_gang(experiment, rented, profile, table).max_gpus_per_trial(rented.gpus, known)
-
-    found, too_small = list[int](), list[GangTooLargeError]()
-    for rented in offers(experiment.resources, table=table):
         try:
-            found.append(widest(rented))
+            gangs = with_least_gang(experiment, rented, profile, table)
         except GangTooLargeError as error:
             too_small.append(error)
+        else:
+            found.append((gangs.resources.gpus_per_trial.least, gangs.max_gpus_per_trial(rented.gpus, known)))
     if not found:
         raise too_small[0]
-    return max(found)
+    return found

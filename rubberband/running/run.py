@@ -37,7 +37,7 @@ from rubberband.planning.candidates import batch_notes, repeat_notes, sampler_no
 from rubberband.planning.clusters import on_cluster
 from rubberband.planning.feasible import PlannedExperiment, PlanningOptions, PricesAndQuotas, Profiles, planned
 from rubberband.planning.prices_and_quotas import cloud_prices_and_quotas, local_prices_and_quotas
-from rubberband.running.check import check_first, named_entrypoint, widest_gang
+from rubberband.running.check import check_first, named_entrypoint, narrowest_gang, widest_gang, with_narrowest_gang
 from rubberband.running.estimating import experiment_of
 from rubberband.running.profile import MeasuredProfile, measure_profile, noting
 from rubberband.running.profile_cache import Announce, find_profiles
@@ -377,9 +377,10 @@ class _Start:
     def check(self, entrypoint: Entrypoint, profiles: Profiles | None) -> None:
         """Try one iteration of the trial. Raises EntrypointError."""
         with asked_to_end(self.folder, self.cancelled) as asked:
-            most = widest_gang(self.experiment, self.prices.table, profiles)
+            place = self.experiment, self.prices.table, profiles
+            experiment, most = with_narrowest_gang(self.experiment, narrowest_gang(*place)), widest_gang(*place)
             announce = self.options.announce
-            check_first(self.experiment, entrypoint, self.folder.home, profiles, announce, asked, max_gpus=most)
+            check_first(experiment, entrypoint, self.folder.home, profiles, announce, asked, max_gpus=most)
 
     def measured(self) -> MeasuredProfile:
         """Measure a profile briefly, save it where asked, or in the home if that cannot be written, and keep it."""

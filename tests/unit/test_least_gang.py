@@ -11,7 +11,7 @@ from rubberband.errors import InputError
 from rubberband.planning.candidates import candidates
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, planned
 from rubberband.planning.prices_and_quotas import answer
-from rubberband.running.check import widest_gang
+from rubberband.running.check import narrowest_gang, widest_gang
 from rubberband.spec.experiment import Experiment
 from rubberband.values.memory import TrialMemory
 from rubberband.values.plan import Plan, StagePlan
@@ -42,6 +42,7 @@ def test_a_profile_that_starts_at_several_gpus_sets_the_least_gang(
 ) -> None:
     found = experiment({starts: 10.0, 2 * starts: 6.0}, resources__gpus_per_trial=asked)
     assert limits(found) == (least, most)
+    assert narrowest_gang(found, None, found.loaded_profile()) == least
     assert widest_gang(found, None, found.loaded_profile()) == most
 
 
@@ -127,7 +128,7 @@ def test_a_type_whose_gangs_do_not_hold_the_model_is_left_out() -> None:
     )
     assert chosen == (
         "gang: auto is 2 GPUs per trial: 7 billion parameters x 16 bytes (weights 4, gradients 4, AdamW 8) / 2 are "
-        "52.2 GiB, within 90% of the 80 GiB of a GPU of p5.48xlarge; activations are not measured and count 0."
+        "52.2 GiB, within 90 % of the 80 GiB of a GPU of p5.48xlarge; activations are not measured and count 0."
     )
     assert widest_gang(found, None, profiles) == 2
 

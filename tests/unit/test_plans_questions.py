@@ -20,7 +20,7 @@ from rubberband.planning.prices_and_quotas import answer
 from rubberband.spec.experiment import Experiment
 from tests.builders.experiment_words import words
 
-NOWHERE = Path("/nowhere")
+NOWHERE, ROOT = Path("/nowhere"), str(Path(__file__).parents[2])
 
 
 def asked(document: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -54,6 +54,44 @@ def test_the_same_question_has_the_same_id_however_it_is_written() -> None:
 )
 def test_another_question_has_another_id(document: dict[str, Any], changes: dict[str, Any]) -> None:
     assert question(document, **changes).id != question(words()).id
+
+
+def test_where_the_least_gang_is_auto_other_code_has_another_id(tmp_path: Path) -> None:
+    document = words(entrypoint="model:Model", resources__gpus_per_trial={"min": "auto"})
+    asked_for, seen = asked(document), list[Question]()
+    for width in (8, 16):
+        (tmp_path / "model.py").write_text(
+            f"from tests.builders.trials.counted_trials import Adam\n\n\nclass Model(Adam):\n"
+            f"    def build_model(self, config):\n        return super().build_model({{'width': {width}}})\n"
+        )
+        seen.append(question_of(asked_for, NOWHERE, live=False, code=[str(tmp_path), ROOT], allowed=["model:*"]))
+    assert [getattr(each.experiment.memory, "parameters", each.experiment.memory) for each in seen] == [64, 256]
+    assert seen[0].id != seen[1].id
+    assert seen[0].good_s is not None
+
+
+@pytest.mark.parametrize("allowed", [[], ["model:Other"], ["other:*"]])
+def test_code_that_is_not_allowed_does_not_run_to_find_the_least_gang(allowed: list[str], tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    document = words(entrypoint="model:Model", resources__gpus_per_trial={"min": "auto"})
+    found = question_of(asked(document), NOWHERE, live=False, code=[str(tmp_path)], allowed=allowed)
+    assert found.experiment.memory == "entrypoint 'model:Model' is not allowed to run here"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_code_runs_without_the_variables_of_a_preview(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPERATOR", "hidden")
+    (tmp_path / "model.py").write_text(
+        f"import os\nopen({str(tmp_path / 'ran')!r}, 'w').write(os.environ.get('GIVEN', 'no'))\n"
+    )
+    document = words(
+        entrypoint="model:Model",
+        resources__gpus_per_trial={"min": "auto"},
+        resources__env={"GIVEN": "yes"},
+        resources__secrets=["OPERATOR"],
+    )
+    question_of(asked(document), NOWHERE, live=False, code=[str(tmp_path)], allowed=["model:Model"])
+    assert (tmp_path / "ran").read_text() == "no"
 
 
 def test_a_table_of_prices_is_part_of_the_question(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,8 +8,11 @@ optimizer has its states. The largest configuration counts.
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
+import resource
+import signal
 import subprocess
 import sys
 import time
@@ -84,6 +87,9 @@ def _asked(entrypoint: Entrypoint, configurations: Sequence[Mapping[str, Any]]) 
 
 def main() -> None:
     """Print the memory of a trial, or an error, as JSON; the order is on stdin."""
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))  # a service has less for plans than torch may need
+    signal.alarm(math.ceil(LIMIT_S))  # the parent may be gone
     answers, until = os.fdopen(os.dup(1), "w"), time.monotonic() + LIMIT_S / 2.0
     os.dup2(2, 1)  # what the trial prints
     entrypoint: Entrypoint
