@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from rubberband.cloud.catalogue import Table, table_of
-from rubberband.cloud.local.gpus import gpus_to_share, least_memory_bytes
+from rubberband.cloud.local.gpus import find_gpus, least_memory_bytes
 from rubberband.errors import InputError
 from rubberband.spec.experiment import Experiment
 from rubberband.units import counted
@@ -102,10 +104,16 @@ def _gpu_bytes(experiment: Experiment, offer: Offer, table: Table | None) -> flo
     if offer.place == "slot":
         return 0.0
     if resources.kind.is_this_machine:
-        ids = gpus_to_share(offer, resources.slots).ids
-        return least_memory_bytes(ids) if ids else 0.0
+        return _local_gpu_bytes()
     row = table_of(resources, table=table).get(offer.instance_type)
     return None if row is None or row.gpu_memory_gib is None else row.gpu_memory_gib * 2**30
+
+
+@cache
+def _local_gpu_bytes() -> float | None:
+    """Return the memory of this machine's smallest GPU, which is asked once; 0 without one, None if it is not known."""
+    ids = find_gpus().ids
+    return least_memory_bytes(ids) if ids else 0.0
 
 
 def _too_small(experiment: Experiment, offer: Offer, gang: int) -> str:
