@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints.folders import is_archive
 from rubberband.executor.training.components import Component
+from rubberband.executor.training.failures import one_line
 from rubberband.executor.training.options import Group
 from rubberband.features import part
 
@@ -313,7 +314,7 @@ def read(payload: bytes | Path, parts: Sequence[bytes | Path] = ()) -> Any:
         source = payload if isinstance(payload, Path) else io.BytesIO(payload)
         return torch.load(source, map_location="cpu", weights_only=False, mmap=source is payload)
     except Exception as error:
-        raise CheckpointError(f"the checkpoint cannot be read: {type(error).__name__}: {error}") from error
+        raise CheckpointError(f"the checkpoint cannot be read: {one_line(error)}") from error
 
 
 def write(content: Mapping[str, Any], host_copy: HostCopy, path: Path) -> None:

@@ -127,6 +127,9 @@ def describe(
     return SegmentFailure(kind=kind, message=message, details=details, secondary=secondary)
 
 
+ELEMENTWISE = "use an optimizer that treats each element alone, such as AdamW or SGD"
+
+
 def _remedy(error: BaseException) -> str:
     """Return the fix for failures that many models have in common."""
     if is_of_machine(error):
@@ -137,6 +140,8 @@ def _remedy(error: BaseException) -> str:
         return "; the loss leaves parameters out: set find_unused_parameters = True"
     if isinstance(error, RuntimeError) and "No CUDA GPUs are available" in str(error):
         return "; this process has no GPU: leave the model on the CPU in build_model(), or use context.device elsewhere"
+    if "placement changes" in str(error):
+        return f"; torch cannot do this with divided weights; {ELEMENTWISE}"
     if "InvalidCxxCompiler" in str(error) or "Python.h" in str(error):
         return "; torch.compile needs them: install g++ and python3-dev, or set compile = False"
     if isinstance(error, ValueError) and "more than 1 value per channel" in str(error):

@@ -55,6 +55,10 @@ def undivided(store: CheckpointStore, **config: Any) -> list[SegmentReport]:
         pytest.param("float64", 1e-12, {"thaws": True, "optimizer": "sgd"}, marks=pytest.mark.long),
         pytest.param("float64", 1e-12, {"reads": True}, marks=pytest.mark.long),
         pytest.param("float64", 1e-12, {"forgets": True}, marks=pytest.mark.long),
+        *(
+            pytest.param("float64", 1e-12, {"optimizer": name}, marks=pytest.mark.long)
+            for name in ("Adagrad", "RMSprop", "Adadelta", "Adamax", "RAdam")
+        ),
     ],
 )
 def test_a_divided_model_learns_on_two_one_and_two_what_a_whole_one_learns_on_one(
@@ -173,6 +177,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
             "eval_on_all_ranks": True,
         }.items()
     ],
+    *[("Divided", {"optimizer": name}, name) for name in ("Adafactor", "LBFGS", "Muon", "Rprop")],
     ("Divided", {"layer": ["SyncBatchNorm", 3]}, "SyncBatchNorm"),
     ("Divided", {"layer": ["LazyLinear", 3]}, "lazy"),
     ("Whole", {"words": {"sharding": "fsdp"}}, "too late; set it in the class"),
@@ -194,6 +199,7 @@ def test_a_trial_that_cannot_be_divided_is_refused_on_one_worker_already(
         ("ByHand", {"keeps": "divided"}, "state_dict.*kept/0.*divided among the workers"),
         ("Divided", {"beside": True}, "is trained and not divided"),
         ("Divided", {"adds": True}, "more.weight is trained and not divided"),
+        ("Divided", {"optimizer": "summing"}, "state/0/sum is not divided as weights are, but .*AdamW or SGD$"),
     ],
 )
 def test_tensors_that_only_one_worker_would_have_are_refused(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rubberband.errors import CheckpointError
+from rubberband.executor import CheckpointStore, run_segment
+from rubberband.executor.checkpoints import folders
+from rubberband.executor.training.failures import describe
 from rubberband.executor.training.sharding import fsdp, pieces
 from rubberband.executor.training.sharding.pieces import Divided, Piece, Whole
+from tests.builders import trials
+from tests.builders.segments import SEGMENT, failure
 
 SIZES = st.integers(0, 9)
 
@@ -66,15 +73,81 @@ def test_a_checkpoint_that_lacks_a_file_is_not_read(tmp_path: Path) -> None:
         pieces.read_whole(parts[0], parts[1:])
 
 
-def test_a_checkpoint_of_another_torch_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operation_that_torch_cannot_do_with_divided_weights_names_optimizers_that_it_can() -> None:
+    error = RuntimeError("aten.pow_.Scalar: in-place operations that require placement changes are not supported.")
+    assert describe(error, in_gang=True).message.endswith(
+        "with divided weights; use an optimizer that treats each element alone, such as AdamW or SGD"
+    )
+
+
+def changed_rows(change: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
+    original = pieces._write_data
+
+    def write_data(*given: Any) -> list[dict[str, Any]]:
+        rows = original(*given)
+        for row in rows:
+            change(row)
+        return rows
+
+    return write_data
+
+
+def no_such_tensor(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("a newer format,\n  in two lines")
+
+
+UNREADABLE: dict[str, tuple[Any, str, Any, str]] = {
+    "format": (folders, "FORMAT", 2, r"has format 2; this version reads format 1"),
+    "state": (None, "", None, r"a newer format, in two lines"),
+    "type": (pieces, "_write_data", {"dtype": "float3"}, r"model/w has the unknown type float3"),
+    "word": (pieces, "_write_data", {"dtype": "nn"}, r"model/w has the unknown type nn"),
+    "shape": (pieces, "_write_data", {"size": [5, 7]}, r"RuntimeError"),
+    "place": (pieces, "_write_data", {"at": 2**40}, r"RuntimeError|IndexError"),
+    "key": (pieces, "_write_data", None, r"KeyError: 'start'"),
+    "data": (pieces, "_DATA", ".later", r"KeyError: 'rank-0.data'"),
+}
+"""What is changed while it is written, and the reason that is given."""
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_checkpoint_of_another_version_that_cannot_be_read_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    module, name, value, reason = UNREADABLE[case]
     with monkeypatch.context() as patch:
         patch.setattr(torch, "__version__", "9.1.0")
+        if name == "_write_data":
+            patch.setattr(pieces, name, changed_rows(lambda row: row.update(value) if value else row.pop("start")))
+        elif module is not None:
+            patch.setattr(module, name, value)
         first, *parts = write(tmp_path, 2)
-    monkeypatch.setattr(torch, "load", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("a newer format")))
-    with pytest.raises(
-        CheckpointError, match=r"cannot be read by torch 2\..*; torch 9.1.0 has written it .*newer format"
-    ):
+    if module is None:
+        monkeypatch.setattr(torch, "load", no_such_tensor)
+    with pytest.raises(CheckpointError, match=reason) as refused:
         pieces.read(first, parts)
+    line = str(refused.value)
+    assert "\n" not in line
+    if case != "format":
+        assert line.endswith("; it is of torch 9.1.0: install that version")
+        assert line.startswith(f"the checkpoint cannot be read by torch {torch.__version__} (")
+
+
+def test_a_checkpoint_whose_worker_has_no_piece_of_a_tensor_is_refused(tmp_path: Path) -> None:
+    first, *parts = write(tmp_path, 2)
+    pieces.write(None, {}, parts[0], iterations=1, rank=1, workers=2, wait=lambda: None)
+    with pytest.raises(CheckpointError, match="has only a part of model/w; a file of it is missing"):
+        pieces.read(first, parts)
+
+
+def test_a_trial_whose_checkpoint_is_of_another_version_fails_in_one_line(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = store.save(4, 2, lambda to: write(to.parent, 1)[0].rename(to) and None)
+    segment = replace(SEGMENT, from_iterations=2, checkpoint=ref)
+    monkeypatch.setattr(torch, "load", no_such_tensor)
+    found = failure(list(run_segment(trials.entrypoint("sharded_trials:Divided"), segment, store)))
+    assert (found.kind, found.lost) == ("checkpoint", False)
+    assert "a newer format, in two lines" in found.message
 
 
 class Plain(nn.Module):

@@ -31,7 +31,7 @@ from rubberband.executor.checkpoints import Payload
 from rubberband.executor.checkpoints.folders import is_archive
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.training import checkpoint
-from rubberband.executor.training.failures import refused
+from rubberband.executor.training.failures import ELEMENTWISE, refused
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.layout import Layout
 from rubberband.executor.training.sampler import reseed
@@ -69,6 +69,8 @@ _UNLIKE: Mapping[str, tuple[Any, str]] = {
     "eval_on_all_ranks": (True, "leave it out: evaluate() is called on every worker, with the whole set"),
 }
 """Word -> the value that cannot be divided, and the fix."""
+_UNDIVIDED = ("Adafactor", "LBFGS", "Muon", "Rprop")
+"""Optimizers of torch that do not step with divided parameters."""
 
 
 def make_layout(loop: TorchRunner) -> Layout | None:
@@ -117,6 +119,12 @@ def _require_model(trial: TorchTrial, model: nn.Module) -> None:
     check_dense(model)
 
 
+def _require_optimizer(optimizer: Optimizer) -> None:
+    for kind in (getattr(torch.optim, name, None) for name in _UNDIVIDED):
+        if kind is not None and isinstance(optimizer, kind):
+            raise refused(f"{_WITH} cannot have torch's {kind.__name__}; {ELEMENTWISE}")
+
+
 class Alone(Layout):
     """A gang of one, which has the whole model."""
 
@@ -124,6 +132,10 @@ class Alone(Layout):
         module = super().build()
         _require_model(self._loop.trial, module)
         return module
+
+    def exchange(self, optimizer: Optimizer, *, is_one_pass: bool) -> Exchange:
+        _require_optimizer(optimizer)
+        return super().exchange(optimizer, is_one_pass=is_one_pass)
 
 
 class Sharded(Layout):
@@ -215,6 +227,7 @@ class Sharded(Layout):
             local.copy_(whole[tuple(slice(at, at + size) for at, size in zip(start, local.shape, strict=True))])
 
     def exchange(self, optimizer: Optimizer, *, is_one_pass: bool) -> Exchange:
+        _require_optimizer(optimizer)
         return ShardedExchange(self.root, self._loop.module, optimizer, self._loop.gang)
 
     def within(self, compute: Callable[[], T]) -> T:
@@ -367,6 +380,8 @@ def _pieces_of(state: Any) -> dict[str, Piece]:
 
     def note(path: str, value: Any) -> None:
         if _is_divided(value):
+            if not value.placements[0].is_shard():
+                raise refused(f"{path} is not divided as weights are, but {value.placements[0]}; {ELEMENTWISE}")
             found[path] = Piece(tuple(value.shape), _start(value), _local(value.detach()))
 
     mapped(state, note)
@@ -468,11 +483,13 @@ def _local(value: Any) -> Tensor:
 
 def _start(value: Any) -> tuple[int, ...]:
     """Return the first element of this worker's part of a divided tensor, along each dimension."""
-    placement, workers = value.placements[0], value.device_mesh.size()
+    dim = value.placements[0].dim
+    size, mesh = value.shape[dim], value.device_mesh
+    length = -(-size // mesh.size())
     start = [0] * value.dim()
-    if placement.is_shard():
-        size = value.shape[placement.dim]
-        start[placement.dim] = min(size, value.device_mesh.get_local_rank() * -(-size // workers))
+    start[dim] = min(size, mesh.get_local_rank() * length)
+    if _local(value).shape[dim] != min(length, size - start[dim]):  # their places would be wrong in each checkpoint
+        raise refused(f"torch {torch.__version__} divides tensors in another way; install an earlier one")
     return tuple(start)
 
 
@@ -493,7 +510,7 @@ def _part_of(value: Tensor | Divided, like: Any) -> Tensor:
 def _require_one_dimension(model: nn.Module, mesh: DeviceMesh) -> None:
     for name, each in model.named_parameters():
         value: Any = each
-        if value.device_mesh != mesh or not (value.placements[0].is_shard() or value.placements[0].is_replicate()):
+        if value.device_mesh != mesh or not value.placements[0].is_shard():
             raise refused(
                 f"shard() has placed {name} as {shown(str(value.placements))}; use fully_shard(part, mesh=mesh) with "
                 "the mesh that it is given"

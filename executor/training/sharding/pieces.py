@@ -26,6 +26,7 @@ from torch import Tensor
 from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints.folders import members, read_manifest, write_archive
 from rubberband.executor.checkpoints.scratch import Scratch
+from rubberband.executor.training.failures import one_line
 
 _ALIGNED_BYTES = 64
 _STATE = "state.pt"
@@ -140,20 +141,18 @@ def _write_data(pieces: Mapping[str, Piece], path: Path) -> list[dict[str, Any]]
 def read(payload: bytes | Path, parts: Sequence[bytes | Path] = ()) -> Any:
     """Return the content of a checkpoint, with a `Divided` for each divided tensor. Raises CheckpointError."""
     manifest = read_manifest(payload)
-    written, found = manifest.get("torch"), manifest.get("kind")
-    if found != "torch":
+    if manifest.get("kind") != "torch":
         return manifest  # `expect` says of what kind it is
-    state, tensors = _contents([payload, *parts], int(manifest["workers"]))
-    for name, tensor in tensors.items():
-        if not tensor.is_complete:
-            raise CheckpointError(f"the checkpoint has only a part of {name}; a file of it is missing")
     try:
+        state, tensors = _contents([payload, *parts], int(manifest["workers"]))
         content = torch.load(io.BytesIO(state), map_location="cpu", weights_only=False)
         return mapped(content, lambda _, value: tensors[value.name] if isinstance(value, Whole) else value)
+    except CheckpointError:
+        raise
     except Exception as error:
         raise CheckpointError(
-            f"the checkpoint cannot be read by torch {torch.__version__}; torch {written} has written it "
-            f"({type(error).__name__}: {error})"
+            f"the checkpoint cannot be read by torch {torch.__version__} ({one_line(error)}); it is of torch "
+            f"{manifest.get('torch')}: install that version"
         ) from error
 
 
@@ -179,11 +178,17 @@ def _contents(payloads: Iterable[bytes | Path], workers: int) -> tuple[bytes, di
         raise CheckpointError(
             f"the checkpoint is of {workers} workers, and lacks {min(missing, default=_STATE)}; a file of it is missing"
         )
-    return state, {name: Divided(found) for name, found in pieces.items()}
+    tensors = {name: Divided(found) for name, found in pieces.items()}
+    for name, tensor in tensors.items():
+        if not tensor.is_complete:
+            raise CheckpointError(f"the checkpoint has only a part of {name}; a file of it is missing")
+    return state, tensors
 
 
 def _piece(row: Mapping[str, Any], data: Tensor) -> Piece:
-    dtype: torch.dtype = getattr(torch, row["dtype"])
+    dtype = getattr(torch, row["dtype"], None)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{row['name']} has the unknown type {row['dtype']}")
     values = data[row["at"] : row["at"] + math.prod(row["size"]) * dtype.itemsize].view(dtype).view(row["size"])
     return Piece(tuple(row["shape"]), tuple(row["start"]), values)
 

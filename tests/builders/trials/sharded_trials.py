@@ -66,6 +66,17 @@ class Network(nn.Module):
         return self.head(self.features(inputs))
 
 
+class Summing(torch.optim.SGD):
+    """Keeps a sum over all of a parameter's gradient, which no worker has alone."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for each in group["params"]:
+                if each.grad is not None:
+                    self.state[each]["sum"] = each.grad.sum()
+        return super().step(closure)
+
+
 class Whole(rubberband.TorchTrial):
     batch_size = 16
     max_batch_size_per_gpu = 3
@@ -88,6 +99,11 @@ class Whole(rubberband.TorchTrial):
             parameters.append(nn.Parameter(torch.ones(3)))
         if config.get("optimizer") == "sgd":
             return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+        if config.get("optimizer") == "summing":
+            return Summing(parameters, lr=0.01)
+        if "optimizer" in config:
+            matrices = [each for each in parameters if each.dim() == 2] if config["optimizer"] == "Muon" else parameters
+            return getattr(torch.optim, config["optimizer"])(matrices, lr=0.01)
         return torch.optim.AdamW(parameters, lr=config.get("lr", 0.01))
 
     def build_scheduler(self, config: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> Any:
