@@ -159,6 +159,8 @@ def _downloaded(
     server: str | None, name: str, trial: TrialResult, *, checkpoint: bool = False
 ) -> Iterator[TrialResult]:
     """Yield a trial of a service with its checkpoint, or its artifacts, on this machine; one of here stays as it is."""
+    from rubberband.executor.checkpoints import reference_to
+
     client = client_of(server)
     ref = trial.checkpoint if checkpoint else None
     if client is None or (checkpoint and (ref is None or ref.url.startswith("virtual:"))):
@@ -168,7 +170,8 @@ def _downloaded(
         if ref is not None:
             kept = {one.checkpoint.url: one.iterations for one in trial.checkpoints}
             place = client.save_checkpoint(name, trial.trial, Path(folder, "file"), iterations=kept.get(ref.url))
-            yield replace(trial, checkpoint=replace(ref, url=place.as_uri()))
+            whole = reference_to(place.as_uri(), place) if ref.parts else replace(ref, url=place.as_uri())
+            yield replace(trial, checkpoint=whole)
             return
         yield replace(
             trial,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rubberband.api.security import Tokens
 from rubberband.api.store.schema import SCOPES
 from rubberband.errors import InputError
 from rubberband.executor import CheckpointRef, make_store, trial_files
-from rubberband.executor.checkpoints.folders import pack
+from rubberband.executor.checkpoints.folders import pack, write_archive
 from rubberband.executor.logs.pages import page
 from rubberband.executor.result.parts import ArtifactResult, KeptCheckpoint
 from rubberband.states import ExperimentState
@@ -252,6 +253,29 @@ def test_a_client_downloads_artifacts_and_checkpoints_and_the_commands_write_the
         assert CliRunner().invoke(cli.app, [*words, "--server", "there"]).exit_code == 0
     assert (tmp_path / "files" / "plots" / "a ü.png").read_bytes() == b"plot"
     assert (tmp_path / "out" / "model.txt").read_text() == "weights"
+
+
+def test_a_checkpoint_in_parts_is_downloaded_as_one(
+    service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, result = make_store(str(tmp_path / "store")), a_result()
+    assert result.best is not None
+    refs = []
+    for rank in range(2):
+        (folder := tmp_path / str(rank)).mkdir()
+        (folder / f"part-{rank}").write_text(f"weights of {rank}")
+        refs.append(store.save(0, 1, partial(write_archive, {"": folder}, kind="program", iterations=1)))
+    whole = dataclasses.replace(refs[0], parts=(refs[1],))
+    kept = (KeptCheckpoint(checkpoint=whole, iterations=result.best.iterations, saved_s=2.0),)
+    best = dataclasses.replace(result.best, checkpoint=whole, checkpoints=kept)
+    every = tuple(best if one.trial == best.trial else one for one in result.trials)
+    service.runs.results["one"] = dataclasses.replace(result, provider="local", trials=every, best=best)
+    monkeypatch.setattr("rubberband.commands.report.client_of", lambda server: through(service))
+    done = CliRunner().invoke(cli.app, ["best", "one", "--out", str(tmp_path / "out"), "--server", "there"])
+    assert done.exit_code == 0, done.output
+    assert {path.name: path.read_text() for path in (tmp_path / "out").iterdir()} == {
+        f"part-{rank}": f"weights of {rank}" for rank in range(2)
+    }
 
 
 def test_the_checkpoint_of_the_best_iteration_is_downloaded_or_said_not_to_be_kept(
