@@ -137,7 +137,7 @@ class StepwiseCheck:
         self._order, self._until, self._answers = order, until, answers
         self._found = TrialCheck()
         self._servers: Any = None
-        self._is_divided = False
+        self._may_be_divided = False
 
     def run(self) -> None:
         """Go through all steps; the last answer is finished."""
@@ -152,8 +152,10 @@ class StepwiseCheck:
             adaptive, asynchronous = segment.batch is not None, segment.training is not None
             order.entrypoint.check(order.max_gpus, adaptive=adaptive, asynchronous=asynchronous)
             target = order.entrypoint.load()
-        self._found.kind, self._is_divided = kind_of(target).name, getattr(target, "sharding", None) is not None
-        if self._found.kind == "program" or is_distributed(target):
+        self._found.kind = kind_of(target).name
+        is_whole_loop = self._found.kind == "program" or is_distributed(target)
+        self._may_be_divided = is_whole_loop or getattr(target, "sharding", None) is not None
+        if is_whole_loop:
             part("program check")(order, self._found, self._step, self._answer, self._until).run()
             return
         with self._comparison() as compare:
@@ -309,7 +311,7 @@ class StepwiseCheck:
             if self._servers is not None and isinstance(raised, GangBroken):
                 error = self._servers.failure() or raised
             problem = _problem(name, error, self._order)
-            if self._is_divided and _lacks_memory(error) and (least := min(self._order.gangs)) > 1:
+            if self._may_be_divided and _lacks_memory(error) and (least := min(self._order.gangs)) > 1:
                 why = f"one worker has too little memory ({problem.line}), and a gang has at least {least}"
                 self._found.remarks.append(f"the trial was not trained: {why}")
                 raise _Failed from None
@@ -408,7 +410,8 @@ def _problem(step: str, error: BaseException, order: CheckOrder) -> TrialFault:
 
 
 def _lacks_memory(error: BaseException) -> bool:
-    return isinstance(error, (MemoryError, LacksMemory)) or lacks_memory(error)
+    of_program = isinstance(error, TrialFailure) and "OutOfMemoryError" in str(error)
+    return isinstance(error, (MemoryError, LacksMemory)) or lacks_memory(error) or of_program
 
 
 def _own_frames(error: BaseException | None) -> str:

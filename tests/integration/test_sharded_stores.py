@@ -16,7 +16,7 @@ import boto3
 import pytest
 
 from rubberband.executor import CheckpointStore, Entrypoint, SegmentReport, open_store
-from rubberband.executor.checkpoints import LocalCheckpointStore
+from rubberband.executor.checkpoints import MARK, LocalCheckpointStore
 from rubberband.executor.checkpoints.objects import ObjectStore
 from rubberband.values.command import ProgramCommand, words_of
 from tests.builders import trials
@@ -147,6 +147,8 @@ def test_a_run_whose_latest_checkpoint_has_lost_a_part_in_s3_goes_back_to_the_on
     assert result.best is not None
     assert result.best.metrics["accuracy"] > 0.8
     listed = boto3.client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket_name)
-    objects = {each["Key"] for page in listed for each in page.get("Contents", ())}
-    assert result.best.checkpoint is not None
-    assert {each.url.partition(f"{bucket_name}/")[2] for each in result.best.checkpoint.files()} <= objects
+    objects = {f"s3://{bucket_name}/{each['Key']}" for page in listed for each in page.get("Contents", ())}
+    marks = {url for url in objects if url.endswith(MARK)}
+    kept = [saved.checkpoint for trial in result.trials for saved in trial.checkpoints]
+    assert objects - marks == {file.url for ref in kept for file in ref.files()}, "parts of cut off saves are gone"
+    assert len(marks) == 1

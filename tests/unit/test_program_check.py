@@ -68,6 +68,21 @@ def experiment(entrypoint: object, most: int, space: object = None) -> Experimen
     )
 
 
+@pytest.mark.parametrize("least", [1, 2])
+def test_a_program_that_does_not_fit_one_worker_passes_if_gangs_are_larger(least: int) -> None:
+    Path("train.py").write_text(
+        "class OutOfMemoryError(RuntimeError): ...\nraise OutOfMemoryError('CUDA out of memory')"
+    )
+    given = experiment({"command": "python train.py ${checkpoint}"}, 2)
+    words = given.to_words()
+    words["resources"]["gpus_per_trial"]["min"] = least
+    with mock.patch.object(check_module, "check", check_here):
+        report = check_experiment(Experiment.kept(words), search_path=[Path.cwd()], quick=True)
+    found = [each for each in report.remarks if "one worker has too little memory" in each]
+    assert (report.ok, len(found)) == (least == 2, least - 1)
+    assert all("OutOfMemoryError: CUDA out of memory" in each for each in found)
+
+
 def test_a_program_that_resumes_passes_with_its_times_and_its_checkpoint() -> None:
     report = checked(LOADS + TRAINS.format(save=SAVES))
     assert (report.problems, report.trial.kind) == ((), "program")
