@@ -80,7 +80,7 @@ class CheckReport:
     def summary(self) -> str:
         """Return the outcome in one line."""
         if not self.trial.metrics:
-            return "set up"
+            return "not trained"
         metrics = " ".join(f"{name}={value:.6g}" for name, value in list(self.trial.metrics.items())[:4])
         seconds, size = self.trial.seconds.get("iteration", 0.0), self.trial.checkpoint_bytes
         checkpoint = "no checkpoint" if size is None else f"checkpoint {size / 1e6:.3g} MB"
