@@ -132,7 +132,13 @@ class Additions:
         known = configurations(state, self._setup)
         if not trials.count:
             if trials.clone_of is not None:
-                _require_clonable(state, trials.clone_of, from_checkpoint=trials.from_checkpoint)
+                most = sum(stage.iterations for stage in search.scheduler.chain(1)) if state.job.has_sync else None
+                _require_clonable(
+                    state,
+                    trials.clone_of,
+                    from_checkpoint=trials.from_checkpoint,
+                    most=min(state.job.max_iterations, most or state.job.max_iterations),
+                )
             base = None if trials.clone_of is None else known.get(trials.clone_of, {})
             return [completed(search.space, trials.configuration, sampler.seed, number, base)], ""
         if sampler.type == "grid":
@@ -147,8 +153,11 @@ class Additions:
         return every[first:], f"by the {sampler.algorithm} sampler"
 
 
-def _require_clonable(state: State, number: int, *, from_checkpoint: bool) -> None:
-    """Raise InputError for a trial that the search has not, or a checkpoint from which nothing is left to train."""
+def _require_clonable(state: State, number: int, *, from_checkpoint: bool, most: int) -> None:
+    """Raise InputError for a trial that the search has not, or a checkpoint from which nothing is left to train.
+
+    `most`: iterations that the clone has if it can join no trial.
+    """
     if number >= len(state.trials):
         raise InputError(f"there is no trial {number}; it has 0 to {len(state.trials) - 1}")
     trial = state.trials[number]
@@ -156,8 +165,8 @@ def _require_clonable(state: State, number: int, *, from_checkpoint: bool) -> No
         return
     if trial.checkpoint is None:
         raise InputError(f"trial {number} has no checkpoint; wait for its first one, or leave --from-checkpoint out")
-    if trial.checkpoint_iterations >= state.job.max_iterations:
-        trained = counted(state.job.max_iterations, "iteration")
+    if trial.checkpoint_iterations >= most:
+        trained = counted(most, "iteration")
         raise InputError(f"trial {number} has trained all of its {trained}; leave --from-checkpoint out to begin anew")
 
 
