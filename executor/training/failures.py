@@ -142,6 +142,21 @@ def _remedy(error: BaseException) -> str:
         return "; this process has no GPU: leave the model on the CPU in build_model(), or use context.device elsewhere"
     if "placement changes" in str(error):
         return f"; torch cannot do this with divided weights; {ELEMENTWISE}"
+    if "mixed torch.Tensor and DTensor" in str(error):
+        return (
+            "; weights of a part are divided outside its call: call the part, and not its forward() or a layer of it, "
+            "use the optimizer's weight_decay and no weights in the loss, or write shard() with other parts"
+        )
+    if "invalid python storage" in str(error):
+        return (
+            "; a divided model cannot be copied: make its copy, such as an average of weights, in build_model() as a "
+            "layer of the model, or keep copies of single parameters"
+        )
+    if "is a view and is being modified inplace" in str(error):
+        return (
+            '; a part of a model with sharding = "fsdp" changes its input in place: set inplace=False, or write '
+            "x = x + y in place of x += y"
+        )
     if "InvalidCxxCompiler" in str(error) or "Python.h" in str(error):
         return "; torch.compile needs them: install g++ and python3-dev, or set compile = False"
     if isinstance(error, ValueError) and "more than 1 value per channel" in str(error):

@@ -52,6 +52,9 @@ def undivided(store: CheckpointStore, **config: Any) -> list[SegmentReport]:
         ("float64", 1e-12, {}),
         ("float32", 1e-6, {}),
         ("float64", 1e-12, {"experts": True}),
+        ("float64", 1e-12, {"shares": True}),
+        ("float64", 1e-12, {"leaves": True}),
+        ("float64", 1e-12, {"wraps": True}),
         pytest.param("float64", 1e-12, {"thaws": True, "optimizer": "sgd"}, marks=pytest.mark.long),
         pytest.param("float64", 1e-12, {"reads": True}, marks=pytest.mark.long),
         pytest.param("float64", 1e-12, {"forgets": True}, marks=pytest.mark.long),
@@ -180,6 +183,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     *[("Divided", {"optimizer": name}, name) for name in ("Adafactor", "LBFGS", "Muon", "Rprop")],
     ("Divided", {"layer": ["SyncBatchNorm", 3]}, "SyncBatchNorm"),
     ("Divided", {"layer": ["LazyLinear", 3]}, "lazy"),
+    ("Divided", {"counts": True}, r"cannot divide count of shape ()"),
     ("Whole", {"words": {"sharding": "fsdp"}}, "too late; set it in the class"),
 ]
 
@@ -190,7 +194,7 @@ def test_a_trial_that_cannot_be_divided_is_refused_on_one_worker_already(
 ) -> None:
     found = failure(list(run_segment(trial(name), replace(SEGMENT, config=config), store)))
     assert word in found.message
-    assert re.search(r"; (use|write|leave|set|pass) |; .*; set", found.message), found.message
+    assert re.search(r"; (use|write|leave|set|pass|give) |; .*; set", found.message), found.message
 
 
 @pytest.mark.parametrize(
@@ -199,6 +203,10 @@ def test_a_trial_that_cannot_be_divided_is_refused_on_one_worker_already(
         ("ByHand", {"keeps": "divided"}, "state_dict.*kept/0.*divided among the workers"),
         ("Divided", {"beside": True}, "is trained and not divided"),
         ("Divided", {"adds": True}, "more.weight is trained and not divided"),
+        ("ByHand", {"shares": True}, "blocks.0.up.weight and blocks.2.up.weight, which are one parameter"),
+        ("Divided", {"calls": "forward"}, r"call the part, and not its forward\(\)"),
+        ("Divided", {"calls": "in place"}, "changes its input in place: set inplace=False"),
+        ("Divided", {"calls": "gradients"}, r"loss\(\) computes gradients itself"),
         ("Divided", {"optimizer": "summing"}, "state/0/sum is not divided as weights are, but .*AdamW or SGD$"),
     ],
 )

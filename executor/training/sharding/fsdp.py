@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -117,6 +118,12 @@ def _require_model(trial: TorchTrial, model: nn.Module) -> None:
     if any(isinstance(each, nn.SyncBatchNorm) for each in model.modules()):
         raise refused(f"{_WITH} cannot have SyncBatchNorm; use BatchNorm, or a norm without statistics")
     check_dense(model)
+    for name, each in model.named_parameters():
+        if not each.shape or not each.numel():
+            raise refused(
+                f"{_WITH} cannot divide {name} of shape {tuple(each.shape)}; give it one dimension and an element, as "
+                "in torch.zeros(1)"
+            )
 
 
 def _require_optimizer(optimizer: Optimizer) -> None:
@@ -184,14 +191,16 @@ class Sharded(Layout):
         if loop.trial.precision == "bf16":
             # Autocast still chooses the type of each operation, such as that of a loss.
             more["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        shared = _shared(model)
         if (shard := override_of(loop.trial, "shard")) is not None:
             shard(model, mesh)
         else:
-            for layer in repeated(model):
+            for layer in parts_of(model):
                 fully_shard(layer, mesh=mesh, **more)
         root = Pass(model)
         fully_shard(root, mesh=mesh, **more)
         _require_one_dimension(model, mesh)
+        _require_shared(shared)
         return root
 
     def _materialise(self) -> None:
@@ -251,20 +260,22 @@ class Sharded(Layout):
 
         Raises ValueError for what is divided and cannot be placed.
         """
-        named = dict(self._loop.module.named_parameters(remove_duplicate=False))
+        model = self._loop.module
+        named = dict(model.named_parameters())
+        saved = model.state_dict(keep_vars=True)  # layers may save them by other names
         groups = content["parameters"]["groups"]
         order = [named.get(name) for names in groups[0] for name in names]
 
         def place(path: str, value: Any) -> Any:
-            like = None
+            like: Any = None
             if path.startswith("model/"):
-                like = named.get(path.removeprefix("model/"))
+                like = saved.get(path.removeprefix("model/"))
             elif path.startswith("optimizer/state/"):
                 like = order[int(path.split("/")[2])]
             is_alike = (
-                isinstance(value, (Tensor, Divided)) and like is not None and tuple(value.shape) == tuple(like.shape)
+                isinstance(value, (Tensor, Divided)) and _is_divided(like) and tuple(value.shape) == tuple(like.shape)
             )
-            if like is not None and is_alike and value.shape:
+            if is_alike:
                 return _part_of(value, like)
             if isinstance(value, Divided):
                 raise ValueError(f"{path} of shape {value.shape} is divided, and no parameter is like it")
@@ -401,6 +412,48 @@ def repeated(model: nn.Module) -> list[nn.Module]:
                 found.append(each)
                 inner.update(id(part) for part in each.modules())
     return found
+
+
+def parts_of(model: nn.Module) -> list[nn.Module]:
+    """Return the repeated layers, but for those that share a parameter with others: they are left to the rest."""
+
+    def places(layer: nn.Module) -> Counter[int]:
+        return Counter(id(each) for part in layer.modules() for each in part._parameters.values() if each is not None)
+
+    everywhere, layers = places(model), repeated(model)
+    found = [layer for layer in layers if all(everywhere[key] == count for key, count in places(layer).items())]
+    if len(found) < len(layers):
+        print(
+            f"rubberband: {len(layers) - len(found)} of {len(layers)} parts share weights with others, and are divided "
+            "as one part",
+            flush=True,
+        )
+    return found
+
+
+_Place = tuple[str, nn.Module, str]
+"""Name of a parameter, the layer that has it, and its name there."""
+
+
+def _shared(model: nn.Module) -> list[list[_Place]]:
+    """Return the places of each parameter that several layers have."""
+    found: dict[int, list[_Place]] = {}
+    for path, part in model.named_modules():
+        for name, each in part._parameters.items():
+            if each is not None:
+                found.setdefault(id(each), []).append((f"{path}.{name}".lstrip("."), part, name))
+    return [places for places in found.values() if len(places) > 1]
+
+
+def _require_shared(shared: list[list[_Place]]) -> None:
+    """Raise TrialFailure where dividing has made several parameters of one."""
+    for (first, layer, inner), *others in shared:
+        for name, part, own in others:
+            if part._parameters[own] is not layer._parameters[inner]:
+                raise refused(
+                    f"shard() has put {first} and {name}, which are one parameter, into different parts; leave both to "
+                    "the rest of the model, or give one part both"
+                )
 
 
 # Parameters without memory.
