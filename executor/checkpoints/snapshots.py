@@ -2,7 +2,8 @@
 
 Small files are copied. Large ones are hard links, and are packed at once, so that most programs do not write into them
 before that, also one that saves into the same file again. A file that has changed once it was packed makes no
-checkpoint; after two such saves in a row it is copied.
+checkpoint; after two such saves in a row it is copied. So is at once a file that is open for writing: writes through
+a mapping (numpy.memmap) leave its time of change as it is.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import time
 import weakref
 from collections import Counter
@@ -121,7 +123,7 @@ class Snapshots:
                 snapshot.has_files = True
                 to.parent.mkdir(parents=True, exist_ok=True)
                 is_linked = entry.status.st_size >= LARGE_BYTES and self._rewritten[entry.path] < _MOST_REWRITTEN
-                if is_linked and _linked(entry.place, to):
+                if is_linked and not _is_written(entry.place) and _linked(entry.place, to):
                     snapshot.links[entry.path] = _state(entry.status)
                 else:
                     _copy(entry.place, to)
@@ -135,6 +137,19 @@ class Snapshots:
 
 def _state(status: os.stat_result) -> _State:
     return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _is_written(path: str) -> bool:
+    """Return whether a process has the file open or mapped for writing; False where the system cannot say."""
+    try:
+        with open(path, "rb") as file:
+            fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)  # to whom the lease is broken; it is ignored
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)  # none can be had while a writer is there
+    except BlockingIOError:
+        return True
+    except (OSError, AttributeError):  # another owner's file, a file system without leases, or not Linux
+        pass
+    return False
 
 
 def _linked(source: str, to: Path) -> bool:

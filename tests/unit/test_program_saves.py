@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import sys
 import threading
@@ -101,6 +102,16 @@ def test_a_linked_file_that_is_written_before_it_is_packed_is_no_checkpoint_and_
             saved(is_quick=quick)
     assert saved(is_quick=True)["model"] == b"saved" + LARGE
     assert not is_linked(taken.take(folder, {}), "model")
+
+
+def test_a_file_that_is_mapped_for_writing_is_copied_at_once(folder: Path, scratch: Scratch, tmp_path: Path) -> None:
+    """Its time of change stays as it is while a program writes, as one with a numpy.memmap does."""
+    (folder / "buffer").write_bytes(LARGE)
+    with open(folder / "buffer", "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        mapped[:4] = b"old "
+        snapshot = Snapshots(scratch).take(folder, {})
+        mapped[:4] = b"next"
+        assert packed(snapshot, tmp_path)["buffer"][:4] == b"old "
 
 
 @settings(max_examples=60)
