@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from rubberband.cloud.catalogue import table_of
 from rubberband.errors import InputError
-from rubberband.planning.candidates import candidates
+from rubberband.planning.candidates import candidates, network_notes
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, planned
 from rubberband.planning.prices_and_quotas import answer
 from rubberband.running.check import narrowest_gang, widest_gang
@@ -133,6 +135,18 @@ def test_a_type_whose_gangs_do_not_hold_the_model_is_left_out() -> None:
     assert widest_gang(found, None, profiles) == 2
 
 
+def test_a_type_whose_gpu_does_not_hold_a_whole_model_is_left_out() -> None:
+    types = ["p3.2xlarge", "p5.48xlarge"]
+    profile = {"by_instance_type": {name: {"seconds_per_iteration": {1: 1.0}} for name in types}}
+    changes = {"resources__instance_type": None, "resources__instance_types": types, "profile": profile}
+    found = with_memory(4, is_divided=False, **changes)
+    profiles = found.loaded_profiles()
+    assert profiles is not None
+    answered = planned(found, profiles, PricesAndQuotas(), PlanningOptions(now=NOW))
+    assert [each.offer.instance_type for each in answered.candidates] == types[1:]
+    assert answered.remarks[0].startswith("gang: p3.2xlarge is left out. resources.gpus_per_trial.min: 4 billion")
+
+
 @cases("instance_type", "most", "remarks")
 def test_gangs_over_instances_without_efa_have_a_remark(instance_type: str, most: int, remarks: list[str]) -> None:
     asked = {"resources__instance_type": instance_type, "resources__gpus_per_trial": {"min": most, "max": most}}
@@ -141,6 +155,16 @@ def test_gangs_over_instances_without_efa_have_a_remark(instance_type: str, most
     assert profile is not None
     answered = answer(found, profile, PricesAndQuotas(), PlanningOptions(now=NOW))
     assert [note for note in answered.notes if note.startswith("gang:")] == remarks
+
+
+@pytest.mark.parametrize("has_efa", [True, False, None])
+def test_a_network_that_is_not_known_is_not_called_slow(has_efa: bool | None) -> None:
+    found = experiment({1: 40.0, 16: 2.0})
+    profile = found.loaded_profile()
+    assert profile is not None
+    offer = candidates(found, profile, NOW)[0].offer
+    table = {offer.instance_type: replace(table_of(found.resources)[offer.instance_type], has_efa=has_efa)}
+    assert len(network_notes(found, offer, 2 * offer.slots, table)) == (has_efa is False)
 
 
 def test_a_given_plan_below_the_least_gang_is_refused() -> None:

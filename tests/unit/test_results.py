@@ -226,6 +226,20 @@ def test_safetensors_refuses_what_it_cannot_hold(tmp_path: Path, value: str, wor
     assert not any(tmp_path.iterdir())
 
 
+def test_a_safetensors_file_that_is_not_whole_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import safetensors
+    import torch
+
+    def half(tensors: Any, file: Path, **_: Any) -> None:
+        file.write_bytes(b"half")
+        raise safetensors.SafetensorError("no more")
+
+    monkeypatch.setattr("safetensors.torch.save_file", half)
+    with pytest.raises(InputError, match="no more"):
+        _save_safetensors({"weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.long
 def test_export_writes_a_study_that_optuna_reads(says: Any, home: Path, tmp_path: Path) -> None:
     import optuna

@@ -19,6 +19,9 @@ from rubberband.executor.checkpoints import folders
 from rubberband.executor.training.failures import describe
 from rubberband.executor.training.sharding import fsdp, pieces
 from rubberband.executor.training.sharding.pieces import Divided, Piece, Whole
+from rubberband.values.adaptive import AdaptiveBatch
+from rubberband.values.asynchronous import AsyncTraining
+from rubberband.values.balance import Balance
 from tests.builders import trials
 from tests.builders.segments import SEGMENT, failure
 
@@ -71,6 +74,21 @@ def test_a_checkpoint_that_lacks_a_file_is_not_read(tmp_path: Path) -> None:
             pieces.read_whole(first, some)
     with pytest.raises(CheckpointError, match=r"lacks state.pt|lacks rank-0"):
         pieces.read_whole(parts[0], parts[1:])
+
+
+def test_tensors_of_several_types_are_read_as_they_were_written(tmp_path: Path) -> None:
+    tensors = {str(kind): torch.arange(3).to(kind) for kind in (torch.int8, torch.float64, torch.bool, torch.bfloat16)}
+    own = {name: Piece((3,), (0,), each) for name, each in tensors.items()}
+    state = {name: Whole(name) for name in tensors}
+    pieces.write(state, own, tmp_path / "0", iterations=1, rank=0, workers=1, wait=lambda: None)
+    torch.testing.assert_close(pieces.read_whole(tmp_path / "0"), tensors, rtol=0, atol=0)
+
+
+def test_a_part_is_written_when_its_copy_is_there(tmp_path: Path) -> None:
+    copy = torch.zeros(3)
+    own = {"w": Piece((3,), (0,), copy)}
+    pieces.write({"w": Whole("w")}, own, tmp_path / "0", iterations=1, rank=0, workers=1, wait=lambda: copy.fill_(7))
+    assert pieces.read_whole(tmp_path / "0")["w"].tolist() == [7.0] * 3
 
 
 def test_an_operation_that_torch_cannot_do_with_divided_weights_names_optimizers_that_it_can() -> None:
@@ -184,6 +202,22 @@ class Constant(Plain):
     def __init__(self) -> None:
         super().__init__()
         self.mask = torch.ones(3, 3).tril()
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"balance": Balance(policy="paper")}, "has equal shares of a batch, and batch.balance.policy is paper; set"),
+        ({"batch": AdaptiveBatch()}, "does not go with batch.policy: goodput; set"),
+        ({"training": AsyncTraining()}, "does not go with training.mode: async; set"),
+    ],
+    ids=["paper", "goodput", "async"],
+)
+def test_what_divides_a_batch_or_a_model_in_another_way_is_refused_before_it_trains(
+    store: CheckpointStore, changes: dict[str, Any], line: str
+) -> None:
+    entrypoint = trials.entrypoint("sharded_trials:Divided")
+    assert line in failure(list(run_segment(entrypoint, replace(SEGMENT, **changes), store))).message
 
 
 def test_a_model_is_built_without_weights_unless_it_would_be_another() -> None:

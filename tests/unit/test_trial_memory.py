@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -49,6 +50,14 @@ def test_a_secret_that_is_not_set_is_the_reason(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("NO_TOKEN", raising=False)
     found = with_auto(f"{MODULE}:Adam", {"width": 8}, resources__secrets=["NO_TOKEN"])
     assert "NO_TOKEN is not set" in str(found.memory)
+
+
+def test_a_model_that_is_counted_does_not_see_the_password_of_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUBBERBAND_STORE", "postgresql://ann:s3cret@host/x")
+    started = mock.Mock(return_value=mock.Mock(stdout=b'{"error": "none"}'))
+    monkeypatch.setattr(memory.subprocess, "run", started)
+    assert with_auto(f"{MODULE}:Momentum", {"width": 11}).memory == "none"
+    assert "s3cret" not in str(started.call_args)
 
 
 def test_a_model_that_takes_too_long_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
