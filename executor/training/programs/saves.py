@@ -65,7 +65,6 @@ class Saves:
 
     def payload(self) -> Payload | None:
         """Return what writes the files that were taken last, which other machines save too; None without any."""
-        self._asked = 0
         if self._latest is None:
             return None
         if self._gang.leaders:
