@@ -115,12 +115,12 @@ def test_an_evaluation_leaves_no_weights_whole_on_a_worker() -> None:
 
 
 class Drawing(counted_trials.Divided):
-    """A model that looks at its weights, and draws what no checkpoint has."""
+    """A model that draws what no checkpoint has, and looks at its weights."""
 
     def build_model(self, config: Any) -> nn.Module:
+        self.drawn = torch.randn(3)
         model = nn.Linear(4, 4)
         assert model.weight.std().item() > 0
-        self.drawn = torch.randn(3)
         return model
 
 

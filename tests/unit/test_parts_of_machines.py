@@ -99,13 +99,14 @@ def test_the_files_of_all_machines_are_of_the_moment_at_which_rank_0_took_its(tw
     assert two.files(two.saved()) == {"n": "1", "part": "later", "own": "later"}
 
 
+def refuse(*_: Any, **__: Any) -> Any:
+    raise CheckpointError("no more")
+
+
 @pytest.mark.parametrize("fault", ["writing", "taking"])
 def test_a_checkpoint_that_lacks_a_machine_s_part_is_none_and_the_next_one_is_whole(
     two: Two, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise CheckpointError(f"no {fault}")
-
     two.write("n", "1", "1")
     (two.folders[1] / "own").write_text("1")
     with monkeypatch.context() as patch:
@@ -114,10 +115,25 @@ def test_a_checkpoint_that_lacks_a_machine_s_part_is_none_and_the_next_one_is_wh
         else:
             patch.setattr(two.second._snapshots, "take", refuse)
         two.take(1)
-        with pytest.raises(CheckpointError, match=f"no {fault}"):
+        with pytest.raises(CheckpointError, match="no more"):
             two.saved()
     two.take(2)
     assert two.files(two.saved()) == {"n": "1", "own": "1"}
+
+
+def test_a_machine_that_has_nothing_to_save_adds_no_part_also_after_a_fault(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (two.folders[0] / "n").write_text("1")
+    two.take(1)
+    assert two.saved().parts == ()
+    with monkeypatch.context() as patch:
+        patch.setattr(two.second._snapshots, "take", refuse)
+        two.take(2)
+        with pytest.raises(CheckpointError, match="no more"):
+            two.saved()
+    two.take(3)
+    assert two.saved().parts == ()
 
 
 def test_a_part_of_a_checkpoint_that_was_overtaken_is_in_no_other(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
