@@ -131,6 +131,6 @@ def _too_small(experiment: Experiment, offer: Offer, gang: int) -> str:
     if every < gang:
         larger = "use a larger pool"
         if resources.pool is None:
-            larger = f"raise resources.max_instances to {-(-gang // offer.slots)}"
+            larger = f"raise resources.max_instances to {gang // offer.slots}"
         return f"{counted(offer.max_instances, 'instance')} of {offer.instance_type} have {every}; {larger}"
     return ""
