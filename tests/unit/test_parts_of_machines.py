@@ -14,11 +14,11 @@ import pytest
 
 from rubberband.errors import CheckpointError
 from rubberband.executor import CheckpointRef, CheckpointStore, Entrypoint, SegmentReport
-from rubberband.executor.checkpoints import LocalCheckpointStore, Payload
+from rubberband.executor.checkpoints import LocalCheckpointStore, Payload, make_store, reopen_store
 from rubberband.executor.checkpoints.folders import Rewritten, pack, unpack, write_archive
 from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.executor.core.trial_state import TrialState
-from rubberband.executor.training.failures import GangBroken
+from rubberband.executor.training.failures import GangBroken, TrialFailure
 from rubberband.executor.training.programs.runner import make_runner
 from rubberband.executor.training.programs.saves import Saves
 from rubberband.executor.training.run import Reports
@@ -155,6 +155,14 @@ def test_a_part_of_a_checkpoint_that_was_overtaken_is_in_no_other(two: Two, monk
     assert two.files(two.saved()) == {"n": "1", "own": "2"}
 
 
+@pytest.mark.parametrize("name", ["__0_0.distcp", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"])
+def test_a_part_in_a_folder_that_other_machines_do_not_know_is_refused(two: Two, tmp_path: Path, name: str) -> None:
+    two.first.take(tmp_path, kind="program", iterations=1)
+    (tmp_path / name).touch()
+    with pytest.raises(TrialFailure, match="whose other parts are on other machines: save all in"):
+        two.first.take(tmp_path, kind="program", iterations=2)
+
+
 def test_the_copies_of_files_go_once_they_are_packed(two: Two) -> None:
     for number in range(1, 5):
         two.write("n", str(number), str(number))
@@ -238,3 +246,18 @@ def test_what_a_trial_may_go_on_from_is_kept_with_all_parts(store: CheckpointSto
     trial = TrialState(trial=0, checkpoint=newest, before=before, best=best)
     store.tidy([*trial.files()])
     assert [store.load(each) for ref in (newest, before, best) for each in ref.files()] == [b"first", b"second"] * 3
+
+
+def test_a_store_is_asked_for_the_room_of_the_largest_checkpoint_with_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, sizes, save = make_store(str(tmp_path)), list[int](), LocalCheckpointStore.save
+
+    def watched(self: LocalCheckpointStore, trial: int, iterations: int, payload: Any) -> CheckpointRef:
+        sizes.append(len(payload))
+        return save(self, trial, iterations, payload)
+
+    monkeypatch.setattr(LocalCheckpointStore, "save", watched)
+    small, large = (CheckpointRef(url=f"{tmp_path}/{size}", digest="", size_bytes=size) for size in (10, 100_000))
+    reopen_store(str(tmp_path), made.mark, [small, replace(large, parts=(large, small)), small])
+    assert sizes == [200_010]

@@ -114,6 +114,35 @@ def test_a_file_that_is_mapped_for_writing_is_copied_at_once(folder: Path, scrat
         assert packed(snapshot, tmp_path)["buffer"][:4] == b"old "
 
 
+def test_a_linked_file_is_older_than_a_tick_of_the_clock_when_its_snapshot_is_there(
+    folder: Path, scratch: Scratch
+) -> None:
+    taken = Snapshots(scratch)
+    for _ in range(3):
+        (folder / "model").write_bytes(LARGE)
+        snapshot = taken.take(folder, {})
+        assert time.time() - (snapshot.path / "model").stat().st_mtime >= snapshots._TICK_S
+
+
+def test_a_folder_that_changes_while_it_is_taken_is_of_one_moment(
+    folder: Path, scratch: Scratch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, is_first = snapshots._copy, True
+
+    def late(source: str, to: Path) -> None:
+        nonlocal is_first
+        if is_first and to.name == "b":
+            is_first = False
+            (folder / "a").write_bytes(b"later")
+            (folder / "b").write_bytes(b"later")
+        copy(source, to)
+
+    (folder / "a").write_bytes(b"first")
+    (folder / "b").write_bytes(b"first")
+    monkeypatch.setattr(snapshots, "_copy", late)
+    assert packed(Snapshots(scratch).take(folder, {}), tmp_path) == {"a": b"later", "b": b"later"}
+
+
 @settings(max_examples=60)
 @given(data=st.data())
 def test_a_snapshot_has_the_files_of_its_moment_or_says_that_it_has_not(
