@@ -122,7 +122,10 @@ def _save_safetensors(state: Mapping[str, Any], file: Path) -> None:
         seen.add(place)
     try:
         save_file(tensors, file, metadata={"format": "pt"})
-    except (SafetensorError, KeyError, ValueError) as error:
+    except SafetensorError as error:  # such as a full disk
+        file.unlink(missing_ok=True)
+        raise OSError(one_line(error)) from error
+    except (KeyError, ValueError) as error:
         file.unlink(missing_ok=True)
         raise InputError(f"safetensors cannot hold the model ({one_line(error)}); write a .pt file instead") from error
 
