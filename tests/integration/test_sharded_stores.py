@@ -88,7 +88,7 @@ def refs(found: list[SegmentReport]) -> list[Any]:
 
 
 @pytest.mark.parametrize("store", STORES, indirect=True)
-def test_what_two_workers_saved_is_read_by_four_and_by_one_and_goes_without_a_rest(
+def test_a_checkpoint_of_two_workers_is_read_by_four_and_by_one_and_goes_without_a_rest(
     machines: list[Worker], entrypoint: Entrypoint, store: CheckpointStore, tmp_path: Path
 ) -> None:
     expected = losses(trained(machines[:1], entrypoint, open_store(str(tmp_path / "alone")), until=6))

@@ -208,7 +208,7 @@ def test_a_segment_in_which_nothing_is_saved_keeps_the_files_of_all_machines(
     assert {path.name: path.read_text() for path in (tmp_path / "there").iterdir()} == {"n": "1", "own": "2"}
 
 
-def test_a_failure_is_told_though_the_part_of_another_worker_does_not_come(store: CheckpointStore) -> None:
+def test_a_failure_leaves_though_the_part_of_another_worker_does_not_come(store: CheckpointStore) -> None:
     def parts() -> Any:
         raise GangBroken("the process of worker 1 is gone")
 
@@ -237,7 +237,7 @@ def test_links_and_empty_folders_of_all_machines_are_in_a_checkpoint_in_parts(
         assert (there / f"empty-{number}").is_dir()
 
 
-def test_what_a_trial_may_go_on_from_is_kept_with_all_parts(store: CheckpointStore) -> None:
+def test_a_checkpoint_that_a_trial_may_go_on_from_is_kept_with_all_parts(store: CheckpointStore) -> None:
     assert isinstance(store, LocalCheckpointStore)
     store = replace(store, run="0a1b2c")
     newest, before, best = (

@@ -151,7 +151,7 @@ def started(starts_s: dict[int, float]) -> list[Point]:
 
 
 @cases("starts_s", "expected")
-def test_what_the_machines_of_a_gang_share_is_a_part_of_the_start(
+def test_the_machines_of_a_gang_share_a_part_of_the_start(
     starts_s: dict[int, float], expected: tuple[float, float]
 ) -> None:
     points = started(starts_s)

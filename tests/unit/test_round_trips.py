@@ -171,6 +171,7 @@ def _profile() -> Profile:
         Profile,
         **dict.fromkeys(profile_file.VARIATIONS, 0.5),
         end_chance=0.125,
+        gpus_per_machine=0,  # of an offer, and in no file
         trial_startup_s=9.0,
         first_iteration_extra_s=2.0,
         cold_iteration_extra_s=3.0,

@@ -213,7 +213,7 @@ class Constant(Plain):
     ],
     ids=["paper", "goodput", "async"],
 )
-def test_what_divides_a_batch_or_a_model_in_another_way_is_refused_before_it_trains(
+def test_another_way_to_divide_a_batch_or_a_model_is_refused_before_it_trains(
     store: CheckpointStore, changes: dict[str, Any], line: str
 ) -> None:
     entrypoint = trials.entrypoint("sharded_trials:Divided")
