@@ -30,8 +30,7 @@ from statistics import fmean
 from rubberband.executor import ExperimentFolder, Journal, Result, sqlite_url
 from rubberband.executor import read_journal as read
 from rubberband.running.programs.patches import patch_of
-from tests.builders.ec2_runs import ec2, words
-from tests.ec2 import BUCKET
+from tests.builders.ec2_runs import SHARDED_ON_EC2, ec2, words
 
 ROOT = Path(__file__).parents[2]
 
@@ -129,16 +128,7 @@ FILES = {
 OVERRIDES: Mapping[str, tuple[str, ...]] = {
     "digits": ("profile=", "constraints.deadline=30m"),  # time on a busy machine too: the plan, the fastest, is its
     "sharded": ("entrypoint=paced:Paced", "profile="),
-    "sharded-ec2": (
-        "entrypoint=paced:Paced",
-        "profile=",
-        "resources.provider=aws",
-        "resources.instance_type=g4dn.12xlarge",
-        "resources.gpus_per_instance=",
-        "resources.price_per_hour=",
-        f"resources.checkpoints=s3://{BUCKET}/sharded",
-        "resources.aws.install=none",
-    ),
+    "sharded-ec2": ("entrypoint=paced:Paced", "profile=", *SHARDED_ON_EC2),
 }
 
 

@@ -42,15 +42,21 @@ class Talking(rubberband.Trial):
         assert state == self.iterations
 '''
 
-ON_EC2 = (
-    "resources.provider=aws",
-    "resources.instance_type=g4dn.xlarge",
-    "resources.gpus_per_instance=",
-    "resources.price_per_hour=",
-    f"resources.checkpoints=s3://{BUCKET}/digits",
-    "resources.aws.install=none",
-)
-"""All that a user changes in `examples/digits.yaml`, on the fake EC2."""
+
+def on_ec2(name: str, instance_type: str) -> tuple[str, ...]:
+    """All that a user changes in `examples/NAME.yaml`, on the fake EC2."""
+    return (
+        "resources.provider=aws",
+        f"resources.instance_type={instance_type}",
+        "resources.gpus_per_instance=",
+        "resources.price_per_hour=",
+        f"resources.checkpoints=s3://{BUCKET}/{name}",
+        "resources.aws.install=none",
+    )
+
+
+ON_EC2 = on_ec2("digits", "g4dn.xlarge")
+SHARDED_ON_EC2 = on_ec2("sharded", "g4dn.12xlarge")
 TALKATIVE = ("entrypoint=talking:Talking", "profile={seconds_per_iteration: {1: 2.0}, trial_startup: 0.2s}")
 FEW = (
     *TALKATIVE,

@@ -9,18 +9,10 @@ import torch
 
 from rubberband.executor.checkpoints import MARK
 from tests.builders.command_line import ROOT
-from tests.builders.ec2_runs import each_iteration_once, ec2, words
+from tests.builders.ec2_runs import SHARDED_ON_EC2, each_iteration_once, ec2, words
 from tests.ec2 import BUCKET
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
-ON_EC2 = (
-    "resources.provider=aws",
-    "resources.instance_type=g4dn.12xlarge",
-    "resources.gpus_per_instance=",
-    "resources.price_per_hour=",
-    f"resources.checkpoints=s3://{BUCKET}/sharded",
-    "resources.aws.install=none",
-)
 
 
 def test_a_divided_model_is_searched_on_ec2_and_its_parts_are_in_s3(
@@ -32,7 +24,7 @@ def test_a_divided_model_is_searched_on_ec2_and_its_parts_are_in_s3(
     with ec2(tmp_path) as command_line:
         for name in ("sharded.py", "sharded.yaml"):
             (command_line.folder / "examples" / name).write_text((ROOT / "examples" / name).read_text())
-        command_line("run", "examples/sharded.yaml", *words(*ON_EC2))
+        command_line("run", "examples/sharded.yaml", *words(*SHARDED_ON_EC2))
         command_line("best", "sharded", "--out", "model.pt")
         result = command_line.result("sharded")
         assert result.outcome == "done"

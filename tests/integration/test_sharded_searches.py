@@ -19,7 +19,7 @@ from tests.builders.command_line import CommandLine
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
 
 STEPS = 4
-"""Of an iteration."""
+"""Optimizer steps in an iteration."""
 TRIAL = f"""
 import torch
 from torch import nn

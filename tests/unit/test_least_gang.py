@@ -60,7 +60,7 @@ def test_a_function_has_no_gang_that_a_profile_could_start_at() -> None:
 
 
 def with_memory(billions: float, *, bytes_each: int = 16, is_divided: bool = True, **changes: Any) -> Experiment:
-    """The experiment of a model of so many parameters, whose least gang is auto unless `changes` say otherwise."""
+    """An experiment whose model has that many parameters. Its least gang is auto, unless `changes` has another."""
     number = round(billions * 1e9)
     memory = TrialMemory(
         parameters=number,

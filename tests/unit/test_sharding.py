@@ -19,6 +19,7 @@ from rubberband.executor.checkpoints import folders
 from rubberband.executor.training.failures import describe
 from rubberband.executor.training.sharding import fsdp, pieces
 from rubberband.executor.training.sharding.pieces import Divided, Piece, Whole
+from rubberband.executor.training.sharding.weightless import without_weights
 from rubberband.values.adaptive import AdaptiveBatch
 from rubberband.values.asynchronous import AsyncTraining
 from rubberband.values.balance import Balance
@@ -124,7 +125,7 @@ UNREADABLE: dict[str, tuple[Any, str, Any, str]] = {
     "key": (pieces, "_write_data", None, r"KeyError: 'start'"),
     "data": (pieces, "_DATA", ".later", r"KeyError: 'rank-0.data'"),
 }
-"""What is changed while it is written, and the reason that is given."""
+"""A change of a file, and the reason in the refusal."""
 
 
 @pytest.mark.parametrize("case", UNREADABLE)
@@ -221,7 +222,6 @@ def test_another_way_to_divide_a_batch_or_a_model_is_refused_before_it_trains(
 
 
 def test_a_model_is_built_without_weights_unless_it_would_be_another() -> None:
-    without_weights = fsdp.without_weights
     model = without_weights(Plain)
     assert all(each.is_meta for each in model.parameters())
     assert not model.shift.is_meta

@@ -123,7 +123,7 @@ def counted(target: Any, configuration: Mapping[str, Any]) -> TrialMemory:
     import torch
 
     from rubberband.executor.training.options import build_optimizer
-    from rubberband.executor.training.sharding.fsdp import empty, swap_parameters
+    from rubberband.executor.training.sharding.weightless import empty, swap_parameters
 
     trial = target()
     trial.max_iterations = 1
@@ -158,7 +158,7 @@ def counted(target: Any, configuration: Mapping[str, Any]) -> TrialMemory:
 
 def _built(trial: Any, configuration: Mapping[str, Any]) -> Any:
     """Return the model, without memory for parameters if it can be built so, and after its data if it needs those."""
-    from rubberband.executor.training.sharding.fsdp import weightless
+    from rubberband.executor.training.sharding.weightless import weightless
 
     try:
         with weightless():
