@@ -325,7 +325,8 @@ def _reason(details: ErrorDetails) -> str:
         case "too_short":
             return "is empty; write at least one entry"
         case "int_type" | "int_parsing" | "int_from_float":
-            return f"{value} is not a whole number; write one, such as 3"
+            or_auto = ", or auto" if details["loc"][-1:] == ("number",) else ""
+            return f"{value} is not a whole number; write one, such as 3{or_auto}"
         case "float_type" | "finite_number" | "float_parsing":
             return f"{value} is not a finite number; write one, such as 0.5"
         case "bool_type" | "bool_parsing":

@@ -175,3 +175,9 @@ def test_a_given_plan_below_the_least_gang_is_refused() -> None:
     options = PlanningOptions(now=NOW, given=plan)
     with pytest.raises(InputError, match=r"^--plan: 4 GPUs per trial are fewer than 8, the least here .*; raise"):
         planned(found, profile, PricesAndQuotas(), options)
+
+
+@pytest.mark.parametrize(("key", "or_auto"), [("min", ", or auto"), ("max", "")])
+def test_a_number_that_may_be_auto_is_refused_with_that_word(key: str, or_auto: str) -> None:
+    with pytest.raises(InputError, match=rf"{key}: 'automatic' is not a whole number; write one, such as 3{or_auto}$"):
+        experiment({1: 40.0}, resources__gpus_per_trial={key: "automatic"})
