@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 MARK = "rubberband-store"
 """The file of the mark; not hidden, so that copying `*` includes it."""
 LONGEST_MARK = 64
-Payload = bytes | Callable[[Path], None]
-"""A checkpoint: its bytes, or a function that writes them to a new file and raises OSError or CheckpointError."""
+Payload = bytes | Callable[[Path], str | None]
+"""A checkpoint: its bytes, or a function that writes them to a new file and raises OSError or CheckpointError.
+
+It returns their SHA-256, or None where it does not know that."""
 _CHUNK_BYTES = 2**20
 _LEAST_PROBE_BYTES, _LONGEST_PROBE_BYTES = 2**16, 2**26
 
@@ -313,8 +315,7 @@ class LocalCheckpointStore(CheckpointStore):
             write_atomically(path, payload, durable=True)
             return reference(path.as_uri(), payload)
         with new_file(path) as draft:
-            payload(draft)
-            return reference_to(path.as_uri(), draft)
+            return reference_to(path.as_uri(), draft, payload(draft))
 
     @contextmanager
     def only(self, ref: CheckpointRef) -> Iterator[Path]:
@@ -412,10 +413,11 @@ def reference(url: str, payload: bytes) -> CheckpointRef:
     return _reference(url, hashlib.sha256(payload).hexdigest(), len(payload))
 
 
-def reference_to(url: str, path: Path) -> CheckpointRef:
-    """Return the reference to a checkpoint at `url` with the content of a file, which is read in parts."""
+def reference_to(url: str, path: Path, digest: str | None = None) -> CheckpointRef:
+    """Return the reference to a checkpoint at `url` with the content of a file, which is read for its SHA-256."""
     with open(path, "rb") as file:
-        return _reference(url, hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size)
+        digest = digest or hashlib.file_digest(file, "sha256").hexdigest()
+        return _reference(url, digest, os.fstat(file.fileno()).st_size)
 
 
 def _reference(url: str, digest: str, size_bytes: int) -> CheckpointRef:

@@ -1,4 +1,4 @@
-"""A checkpoint that is a folder: one tar with its files, and at its end a manifest of them by size and SHA-256.
+"""A checkpoint that is a folder: one tar with its files, and at its end a manifest of them by size.
 
 Files are read and written by path, a piece at a time. An archive is written whole or not at all, and so is the folder
 that it is unpacked to. Its members are files and nothing else: the manifest lists the folders, and the links that lead
@@ -19,11 +19,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.units import shown
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 FORMAT = 1
 """Version of the checkpoints' layout."""
@@ -129,21 +132,22 @@ def _copy(folder: Path, to: Path) -> None:
             shutil.copy2(entry.place, to / entry.path)
 
 
-def pack(folder: Path, to: Path, *, iterations: int, metrics: Mapping[str, float], **content: Any) -> None:
-    """Write the folder of a program into an archive, with `content` in its manifest too.
+def pack(folder: Path, to: Path, *, iterations: int, metrics: Mapping[str, float], **content: Any) -> str:
+    """Write the folder of a program into an archive, with `content` in its manifest too; return its SHA-256.
 
     Raises CheckpointError, and leaves none then.
     """
-    write_archive({"": folder}, to, kind="program", iterations=iterations, metrics=dict(metrics), **content)
+    return write_archive({"": folder}, to, kind="program", iterations=iterations, metrics=dict(metrics), **content)
 
 
-def write_archive(sources: Sources, to: Path, **content: Any) -> None:
-    """Write files and folders into an archive, with `content` in its manifest.
+def write_archive(sources: Sources, to: Path, **content: Any) -> str:
+    """Write files and folders into an archive, with `content` in its manifest; return its SHA-256.
 
     A folder that changes meanwhile is read again, a few times. Raises CheckpointError, and leaves none then.
     """
     try:
-        settled([path for path in sources.values() if isinstance(path, Path)], lambda: _write(sources, to, content))
+        folders = [path for path in sources.values() if isinstance(path, Path)]
+        return settled(folders, lambda: _write(sources, to, content))
     except BaseException:
         _remove(to)
         raise
@@ -289,16 +293,15 @@ def _link_within(place: str, top: str) -> str | None:
     return os.path.relpath(target, here)
 
 
-def _write(sources: Sources, to: Path, content: Mapping[str, Any]) -> None:
+def _write(sources: Sources, to: Path, content: Mapping[str, Any]) -> str:
     files: list[dict[str, Any]] = []
     folders: list[str] = []
     links: list[dict[str, str]] = []
     make: Callable[..., tarfile.TarFile] = tarfile.open
-    with make(to, "w", copybufsize=_CHUNK_BYTES) as archive:
+    with _Digested(to) as file, make(mode="w", fileobj=file, copybufsize=_CHUNK_BYTES) as archive:
         for name, source in sources.items():
             if isinstance(source, bytes):
-                digest = hashlib.sha256(source).hexdigest()
-                files.append({"path": name, "size": len(source), "sha256": digest})
+                files.append({"path": name, "size": len(source)})
                 archive.addfile(_member(name, len(source), time.time()), io.BytesIO(source))
                 continue
             if name:
@@ -315,22 +318,22 @@ def _write(sources: Sources, to: Path, content: Mapping[str, Any]) -> None:
         info = tarfile.TarInfo(MANIFEST)
         info.size, info.mtime = len(manifest), time.time()
         archive.addfile(info, io.BytesIO(manifest))
+    return file.digest.hexdigest()
 
 
 def _add(archive: tarfile.TarFile, entry: _Entry) -> dict[str, Any]:
     """Add a file; return its entry in the manifest."""
     with open(entry.place, "rb") as file:
-        digested = _Digested(file)
         size = os.fstat(file.fileno()).st_size
         info = _member(entry.path, size, entry.status.st_mtime)
         info.mode = stat.S_IMODE(entry.status.st_mode)
         try:
-            archive.addfile(info, digested)
+            archive.addfile(info, file)
         except OSError as error:
             if error.errno is None:  # it became shorter
                 raise _Changed(entry.place) from error
             raise
-    return {"path": entry.path, "size": size, "sha256": digested.digest()}
+    return {"path": entry.path, "size": size}
 
 
 def _member(path: str, size_bytes: int, modified_at: float) -> tarfile.TarInfo:
@@ -339,19 +342,16 @@ def _member(path: str, size_bytes: int, modified_at: float) -> tarfile.TarInfo:
     return info
 
 
-class _Digested:
-    """A file that is read once, and its digest."""
+class _Digested(io.BufferedWriter):
+    """A new file, and the digest of what is written."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._hash = file, hashlib.sha256()
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path, "w"))
+        self.digest = hashlib.sha256()
 
-    def read(self, size: int = -1) -> bytes:
-        content = self._file.read(size)
-        self._hash.update(content)
-        return content
-
-    def digest(self) -> str:
-        return self._hash.hexdigest()
+    def write(self, content: ReadableBuffer) -> int:
+        self.digest.update(content)
+        return super().write(content)
 
 
 @contextlib.contextmanager
@@ -458,14 +458,8 @@ def _extract_file(archive: tarfile.TarFile, member: tarfile.TarInfo, file: Mappi
             f"the checkpoint's file {shown(file['path'])} has {member.size} bytes instead of {file['size']}"
         )
     to.parent.mkdir(parents=True, exist_ok=True)
-    digested = _Digested(source)
     with open(to, "xb") as written:
-        shutil.copyfileobj(digested, written, _CHUNK_BYTES)
-    if digested.digest() != file["sha256"]:
-        raise CheckpointError(
-            f"the checkpoint's file {shown(file['path'])} has changed: its SHA-256 is {digested.digest()[:12]}… "
-            f"instead of {str(file['sha256'])[:12]}…"
-        )
+        shutil.copyfileobj(source, written, _CHUNK_BYTES)
     if member.mode & stat.S_IXUSR:
         mode = to.stat().st_mode
         to.chmod(mode | (mode & 0o444) >> 2)

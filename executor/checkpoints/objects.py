@@ -22,6 +22,7 @@ from rubberband.executor.checkpoints import (
     reference_to,
 )
 from rubberband.executor.checkpoints.scratch import Scratch
+from rubberband.executor.checkpoints.uploads import send
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.units import counted
 
@@ -78,8 +79,8 @@ class ObjectStore(CheckpointStore):
         try:
             with Scratch() as scratch:
                 draft = scratch / name
-                payload(draft)
-                return reference_to(self.folder.put(name, draft), draft)
+                digest = payload(draft)
+                return reference_to(send(self.folder, name, draft), draft, digest)
         except OSError as error:
             raise CheckpointError(
                 f"the checkpoint of trial {trial} after {counted(iterations, 'iteration')} could not be written to "

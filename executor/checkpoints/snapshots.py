@@ -16,8 +16,10 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from rubberband.errors import CheckpointError
@@ -48,7 +50,7 @@ class Snapshot:
     has_files: bool = False
     is_packed_now: bool = False
 
-    def payload(self) -> Callable[[Path], None]:
+    def payload(self) -> Callable[[Path], str]:
         """Return what writes them into an archive; they must stay until it is called.
 
         It raises CheckpointError, and Rewritten if the program has written into a file meanwhile.
@@ -56,14 +58,15 @@ class Snapshot:
         self.is_packed_now = True
         return self._pack
 
-    def _pack(self, to: Path) -> None:
+    def _pack(self, to: Path) -> str:
         try:
-            write_archive({"": self.path}, to, **self.content)
+            digest = write_archive({"": self.path}, to, **self.content)
         except CheckpointError:  # it may have changed all the time
             self.verify()
             raise
         else:
             self.verify()
+            return digest
         finally:
             self.is_packed_now = False
 
@@ -77,6 +80,14 @@ class Snapshot:
             del self.rewritten[path]
 
     def remove(self) -> None:
+        """Delete them; large files in a thread, as that takes a third of a second for 2 GB."""
+        if self.links:
+            with suppress(RuntimeError):  # Python ends: the scratch folder goes, too
+                Thread(target=self._remove, name="rubberband snapshot").start()
+        else:
+            self._remove()
+
+    def _remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 
 

@@ -204,14 +204,15 @@ def pack(kind: str, iterations: int, content: Mapping[str, Any]) -> Payload:
     if not folders:
         return state
 
-    def write(to: Path) -> None:
+    def write(to: Path) -> str:
         sources: dict[str, bytes | Path] = {
             _STATE: state,
             **{str(number): each.path for number, each in enumerate(folders)},
         }
-        write_archive(sources, to, kind=kind, iterations=iterations)
+        digest = write_archive(sources, to, kind=kind, iterations=iterations)
         for folder in folders:
             folder.verify()
+        return digest
 
     return write
 

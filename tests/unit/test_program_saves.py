@@ -194,7 +194,7 @@ def test_a_function_s_folder_is_kept_though_it_is_removed_or_written_again(
         found = unpacked(tmp_path / str(number), "function", number, None)["folders"][0]
         assert (found.path / "model").read_bytes() == b"%d" % number + LARGE
         del kept, write
-        assert not place.exists()
+        eventually(lambda gone=place: not gone.exists())
     (folder / "model").write_bytes(b"3" + LARGE)
     (folder / "other").write_bytes(b"4" + LARGE)
     write = pack("function", 3, {"state": None, "folders": [taken.checkpoint(folder)]})

@@ -104,10 +104,10 @@ def write(
     rank: int,
     workers: int,
     wait: Callable[[], None],
-) -> None:
-    """Write the file of one worker, once `wait` returns. `state` is what rank 0 keeps beside its pieces.
+) -> str:
+    """Write the file of one worker, once `wait` returns; `state` is what rank 0 keeps beside its pieces.
 
-    Raises OSError, and CheckpointError for what cannot be pickled.
+    Returns its SHA-256. Raises OSError, and CheckpointError for what cannot be pickled.
     """
     wait()
     sources: dict[str, bytes | Path] = {}
@@ -121,7 +121,7 @@ def write(
     with Scratch() as folder:
         index = _write_data(pieces, folder / f"rank-{rank}{_DATA}")
         sources |= {"": folder, f"rank-{rank}{_INDEX}": json.dumps(index).encode()}
-        write_archive(sources, to, kind="torch", iterations=iterations, workers=workers, torch=torch.__version__)
+        return write_archive(sources, to, kind="torch", iterations=iterations, workers=workers, torch=torch.__version__)
 
 
 def _write_data(pieces: Mapping[str, Piece], path: Path) -> list[dict[str, Any]]:
