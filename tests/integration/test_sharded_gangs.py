@@ -183,7 +183,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     *[("Divided", {"optimizer": name}, name) for name in ("Adafactor", "LBFGS", "Muon", "Rprop")],
     ("Divided", {"layer": ["SyncBatchNorm", 3]}, "SyncBatchNorm"),
     ("Divided", {"layer": ["LazyLinear", 3]}, "lazy"),
-    ("Divided", {"counts": True}, r"cannot divide count of shape ()"),
+    ("Divided", {"counts": []}, r"cannot divide count of shape ()"),
+    ("Divided", {"counts": [2], "type": "complex64"}, "cannot divide count of torch.complex64"),
+    ("Divided", {"counts": [2], "type": "float16"}, "and count of torch.float16 in one part"),
     ("Whole", {"words": {"sharding": "fsdp"}}, "too late; set it in the class"),
 ]
 
@@ -194,7 +196,7 @@ def test_a_trial_that_cannot_be_divided_is_refused_on_one_worker_already(
 ) -> None:
     found = failure(list(run_segment(trial(name), replace(SEGMENT, config=config), store)))
     assert word in found.message
-    assert re.search(r"; (use|write|leave|set|pass|give) |; .*; set", found.message), found.message
+    assert re.search(r"; (use|write|leave|set|pass|give|keep) |; .*; set", found.message), found.message
 
 
 @pytest.mark.parametrize(

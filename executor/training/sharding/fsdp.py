@@ -118,10 +118,32 @@ def _require_model(trial: TorchTrial, model: nn.Module) -> None:
         raise refused(f"{_WITH} cannot have SyncBatchNorm; use BatchNorm, or a norm without statistics")
     check_dense(model)
     for name, each in model.named_parameters():
+        if each.is_complex():
+            raise refused(f"{_WITH} cannot divide {name} of {each.dtype}; keep real and imaginary part as a dimension")
         if not each.shape or not each.numel():
             raise refused(
                 f"{_WITH} cannot divide {name} of shape {tuple(each.shape)}; give it one dimension and an element, as "
                 "in torch.zeros(1)"
+            )
+    if override_of(trial, "shard") is None:
+        _require_equal_types(model)
+
+
+def _require_equal_types(model: nn.Module) -> None:
+    """Raise TrialFailure where a part by default has parameters to train of several types."""
+    layers = parts_of(model)
+    inner = {id(each) for layer in layers for each in layer.parameters()}
+    rest = [(name, each) for name, each in model.named_parameters() if id(each) not in inner]
+    for named in (rest, *(layer.named_parameters() for layer in layers)):
+        first: dict[torch.dtype, str] = {}
+        for name, each in named:
+            if each.requires_grad:
+                first.setdefault(each.dtype, name)
+        if len(first) > 1:
+            (kind, name), (other, second), *_ = first.items()
+            raise refused(
+                f"{_WITH} cannot divide {name} of {kind} and {second} of {other} in one part; give all one type, or "
+                "write shard() with parts of one type each"
             )
 
 
@@ -194,7 +216,13 @@ class Sharded(Layout):
         if (shard := override_of(loop.trial, "shard")) is not None:
             shard(model, mesh)
         else:
-            for layer in parts_of(model):
+            if len(layers := parts_of(model)) < (count := len(repeated(model))):
+                print(
+                    f"rubberband: {count - len(layers)} of {count} parts share weights with others, and are divided as "
+                    "one part",
+                    flush=True,
+                )
+            for layer in layers:
                 fully_shard(layer, mesh=mesh, **more)
         root = Pass(model)
         fully_shard(root, mesh=mesh, **more)
@@ -420,14 +448,7 @@ def parts_of(model: nn.Module) -> list[nn.Module]:
         return Counter(id(each) for part in layer.modules() for each in part._parameters.values() if each is not None)
 
     everywhere, layers = places(model), repeated(model)
-    found = [layer for layer in layers if all(everywhere[key] == count for key, count in places(layer).items())]
-    if len(found) < len(layers):
-        print(
-            f"rubberband: {len(layers) - len(found)} of {len(layers)} parts share weights with others, and are divided "
-            "as one part",
-            flush=True,
-        )
-    return found
+    return [layer for layer in layers if all(everywhere[key] == count for key, count in places(layer).items())]
 
 
 _Place = tuple[str, nn.Module, str]

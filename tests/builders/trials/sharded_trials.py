@@ -63,8 +63,6 @@ class Network(nn.Module):
             self.blocks[2].up.weight = self.blocks[0].up.weight
         if config.get("wraps"):
             apply_activation_checkpointing(self, check_fn=lambda each: isinstance(each, Block))
-        if config.get("counts"):
-            self.count = nn.Parameter(torch.tensor(1.0))
 
     def features(self, inputs: torch.Tensor) -> torch.Tensor:
         features = self.first(inputs) + self.tied(inputs).tanh() + self.last(inputs)
@@ -103,7 +101,12 @@ class Whole(rubberband.TorchTrial):
             each.is_in_place = config.get("calls") == "in place"
         dtype = getattr(torch, config.get("dtype", "float64"))
         self.batches = 0
-        return network.to(dtype)
+        network.to(dtype)
+        if "counts" in config:
+            network.count = nn.Parameter(
+                torch.ones(config["counts"], dtype=getattr(torch, config.get("type", "float32")))
+            )
+        return network
 
     def build_optimizer(self, config: Mapping[str, Any], model: nn.Module) -> torch.optim.Optimizer:
         parameters = [*model.parameters()]
