@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -53,6 +54,10 @@ class Layout:
     def within(self, compute: Callable[[], T]) -> T:
         """Return what `compute` returns, which passes through the model without gradients."""
         return compute()
+
+    def in_hook(self) -> AbstractContextManager[Any]:
+        """Return what is around a hook that may change weights."""
+        return nullcontext()
 
     def own(self, weights: Tensor) -> Tensor:
         """Return what this worker has of a parameter."""

@@ -303,7 +303,8 @@ class TorchRunner(Runner):
         It pauses after each step.
         """
         means = self.step.begin()
-        self.trial.on_iteration(self.module, iterations)
+        with self.layout.in_hook():
+            self.trial.on_iteration(self.module, iterations)
         self.step.follow()
         self.feed.follow()
         if self.segment.rank > 0:  # each worker draws its own numbers in the steps
@@ -435,6 +436,7 @@ class StepCounter(Component):
 
     def __init__(self, loop: TorchRunner) -> None:
         self._module = loop.module
+        self._layout = loop.layout
         self._on_step = override_of(loop.trial, "on_step")
         self.count = 0
 
@@ -442,7 +444,7 @@ class StepCounter(Component):
         if has_stepped:
             self.count += 1
             if self._on_step is not None:
-                with torch.no_grad():
+                with torch.no_grad(), self._layout.in_hook():
                     self._on_step(self._module, self.count, batch.size)
 
     def state_dict(self) -> int:

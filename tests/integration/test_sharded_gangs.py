@@ -209,6 +209,10 @@ def test_a_trial_that_cannot_be_divided_is_refused_on_one_worker_already(
         ("Divided", {"calls": "forward"}, r"call the part, and not its forward\(\)"),
         ("Divided", {"calls": "in place"}, "changes its input in place: set inplace=False"),
         ("Divided", {"calls": "gradients"}, r"loss\(\) computes gradients itself"),
+        *[
+            ("Divided", {"writes": each}, "writes to a part of last.weight, .* mul_|assigns to .data of last.weight")
+            for each in ("a row", "a row of data", "init", "narrow", "data")
+        ],
         ("Divided", {"optimizer": "summing"}, "state/0/sum is not divided as weights are, but .*AdamW or SGD$"),
     ],
 )
@@ -217,3 +221,11 @@ def test_tensors_that_only_one_worker_would_have_are_refused(
 ) -> None:
     ends = run_gang(workers, trial(name), replace(SEGMENT, config=config), store)
     assert any(re.search(line, failure(end).message) for end in ends), [failure(end).message for end in ends]
+
+
+@pytest.mark.parametrize("writes", ["in place", "a copy", "init of all"])
+def test_a_hook_changes_weights_as_a_whole_and_copies(
+    workers: list[Worker], store: CheckpointStore, writes: str
+) -> None:
+    (_, *found), *_ = run_gang(workers, trial("Divided"), replace(SEGMENT, config={"writes": writes}), store)
+    assert all(isinstance(each, SegmentReport) for each in found), found

@@ -38,6 +38,7 @@ from rubberband.executor.training.sharding import pieces
 from rubberband.executor.training.sharding.pieces import Divided, Piece, Whole, mapped
 from rubberband.executor.training.sharding.unused import Unused
 from rubberband.executor.training.sharding.weightless import empty, swap_parameters, without_weights
+from rubberband.executor.training.sharding.writes import Writes
 from rubberband.executor.training.torch_trial import DIVIDED, TorchTrial, override_of
 from rubberband.executor.training.trial import Device
 from rubberband.executor.training.wrapping import (
@@ -271,6 +272,9 @@ class Sharded(Layout):
             return cast("T", self.root(compute))
         finally:
             self.root.reshard()  # no backward pass does
+
+    def in_hook(self) -> Writes:
+        return Writes(self._loop.module)
 
     def own(self, weights: Tensor) -> Tensor:
         return _local(weights)

@@ -42,6 +42,19 @@ class Experts(Block):
         return found
 
 
+WRITES: Mapping[str, Any] = {
+    "a row": lambda weight: weight[0].zero_(),
+    "a row of data": lambda weight: weight.data[0].mul_(2.0),
+    "init": lambda weight: nn.init.zeros_(weight[0]),
+    "narrow": lambda weight: weight.narrow(0, 0, 1).fill_(1.0),
+    "data": lambda weight: setattr(weight, "data", weight * 0.5),
+    "in place": lambda weight: weight.mul_(1.0).clamp_(-9.0, 9.0).masked_fill_(weight > 9.0, 0.0),
+    "a copy": lambda weight: weight[0].clone().zero_(),
+    "init of all": lambda weight: nn.init.constant_(weight, 0.5),
+}
+"""Writes of a hook to a weight; those after "data" are allowed."""
+
+
 class Network(nn.Module):
     """Widths that no gang divides; two layers with one weight; a parameter, a buffer and an attribute of its own."""
 
@@ -135,6 +148,10 @@ class Whole(rubberband.TorchTrial):
     def on_iteration(self, model: nn.Module, iterations: int) -> None:
         if self.config.get("thaws"):
             model.blocks[0].requires_grad_(iterations > 2)
+        if writes := self.config.get("writes"):
+            weight = model.last.weight
+            with torch.no_grad():
+                WRITES[writes](weight)
         if self.config.get("adds") and iterations == 2:
             model.more = nn.Linear(7, 1).double()
 
