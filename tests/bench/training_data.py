@@ -1,11 +1,10 @@
-"""How fast training gets its data: ours, a plain loop with torch's DataLoader, and that loader alone, in turn.
+"""How fast training gets its data: ours, and a plain loop with torch's DataLoader, in turn.
 
 Not a program of its own: `bench_training.py` runs its benchmarks and prints their figures.
 """
 
 from __future__ import annotations
 
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +15,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -27,22 +27,22 @@ from rubberband.cloud.ray_head.ray_node import free_port
 from rubberband.executor import Entrypoint, SegmentFailure, open_store, run_segment, warm_up
 from tests.builders.segments import SEGMENT
 
-BATCH = 64
-SAMPLE_S = 0.004
 PIPELINE_WORKERS = 2
 STEPS: list[float] = []
 """When each step of this process began."""
+MARKS: list[tuple[float, float]] = []
+"""Time, and seconds that CPUs have computed for this process and its loader workers, at the beginning of each epoch."""
 
 
 class Images(Dataset[Any]):
-    """Small images in memory; each is decoded and augmented, which takes `sample_s`, asleep or at work."""
+    """Images in memory; each is decoded and augmented, which takes `sample_s`, asleep or at work."""
 
-    def __init__(self, total: int, sample_s: float = 0.0, burn: bool = False) -> None:
-        self.pixels = np.random.default_rng(1).integers(0, 256, (total, 3, 32, 32), dtype=np.uint8)
-        self.sample_s, self.burn = sample_s, burn
+    def __init__(self, total: int, sample_s: float = 0.0, burn: bool = False, side: int = 32) -> None:
+        self.pixels = np.random.default_rng(1).integers(0, 256, (min(total, 2**22 // side**2), 3, side, side), "uint8")
+        self.total, self.sample_s, self.burn = total, sample_s, burn
 
     def __len__(self) -> int:
-        return len(self.pixels)
+        return self.total
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         until = time.thread_time() + self.sample_s
@@ -50,7 +50,7 @@ class Images(Dataset[Any]):
             time.sleep(self.sample_s)
         while self.burn and time.thread_time() < until:
             pass
-        image = torch.from_numpy(self.pixels[index]).float() / 255.0
+        image = torch.from_numpy(self.pixels[index % len(self.pixels)]).float() / 255.0
         return (image.flip(2) if torch.rand(()) < 0.5 else image), index % 10
 
 
@@ -59,8 +59,8 @@ def dataset(config: Mapping[str, Any]) -> Dataset[Any]:
     if config["kind"] == "memory":
         images = Images(config["total"])
         return TensorDataset(torch.from_numpy(images.pixels).float() / 255.0, torch.arange(len(images)) % 10)
-    sample_s = 0.0 if config["kind"] == "cheap" else SAMPLE_S
-    return Images(config["total"], sample_s, burn=config["kind"] == "burn")
+    words = {"burn": config["kind"] == "burn", "side": config.get("side", 32)}
+    return Images(config["total"], config.get("sample_s", 0.0), **words)
 
 
 def network(width: int) -> nn.Module:
@@ -70,18 +70,20 @@ def network(width: int) -> nn.Module:
     )  # fmt: skip
 
 
-def step_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+def step_loss(model: nn.Module, batch: Any, config: Mapping[str, Any]) -> torch.Tensor:
     """Return the loss of a batch, and note the time."""
+    if len(STEPS) % (config["total"] // config["batch"]) == 0:
+        MARKS.append((time.perf_counter(), _cpu_s()))
     STEPS.append(time.perf_counter())
     loss: torch.Tensor = nn.functional.cross_entropy(model(batch[0]), batch[1])
     return loss
 
 
 class Trained(rubberband.TorchTrial):
-    batch_size = BATCH
     drop_last = True
 
     def build_model(self, config: Mapping[str, Any]) -> nn.Module:
+        self.config = config
         return network(config["width"])
 
     def build_optimizer(self, config: Mapping[str, Any], model: nn.Module) -> torch.optim.Optimizer:
@@ -91,8 +93,11 @@ class Trained(rubberband.TorchTrial):
         self.num_workers = config["num_workers"]
         return dataset(config)
 
+    def global_batch_size(self, config: Mapping[str, Any]) -> int:
+        return int(config["batch"])
+
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        return step_loss(model, batch)
+        return step_loss(model, batch, self.config)
 
 
 OURS = Entrypoint.parse("training_data:Trained", [Path(__file__).parent])
@@ -110,7 +115,12 @@ def loader_of(config: Mapping[str, Any]) -> DataLoader[Any]:
     """Return torch's loader as users write it."""
     workers = config["num_workers"]
     return DataLoader(
-        dataset(config), BATCH, shuffle=True, drop_last=True, num_workers=workers, persistent_workers=workers > 0
+        dataset(config),
+        config["batch"],
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        persistent_workers=workers > 0,
     )
 
 
@@ -124,18 +134,10 @@ def plain(config: Mapping[str, Any]) -> None:
         for _ in range(config["epochs"]):
             for batch in loader:
                 optimizer.zero_grad()
-                loss = step_loss(wrapped, batch)
+                loss = step_loss(wrapped, batch, config)
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 loss_sum += loss.detach()
-
-
-def loader_alone(config: Mapping[str, Any]) -> None:
-    """Iterate over torch's loader, without a model."""
-    loader = loader_of(config)
-    for _ in range(config["epochs"]):
-        for _ in loader:
-            STEPS.append(time.perf_counter())
 
 
 @contextmanager
@@ -148,18 +150,19 @@ def _group() -> Iterator[None]:
 
 
 def rate(run: Callable[[Mapping[str, Any]], None], config: Mapping[str, Any]) -> tuple[float, float]:
-    """Return samples per second after the first epoch; and per second that a CPU computes, loader workers included."""
+    """Return samples per second between the first epoch and the last; and per second that a CPU computes."""
     STEPS.clear()
-    began_s = _cpu_s()
+    MARKS.clear()
     run(config)
-    cpu_s = _cpu_s() - began_s
-    per_epoch = len(STEPS) // config["epochs"]
-    return (len(STEPS) - per_epoch - 1) * BATCH / (STEPS[-1] - STEPS[per_epoch]), len(STEPS) * BATCH / cpu_s
+    samples = (len(MARKS) - 2) * (config["total"] // config["batch"]) * config["batch"]
+    (_, first, *_, last) = MARKS
+    return samples / (last[0] - first[0]), samples / (last[1] - first[1])
 
 
 def _cpu_s() -> float:
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    this = psutil.Process()
+    used = [each.cpu_times() for each in (this, *this.children(recursive=True))]
+    return sum(each.user + each.system for each in used)
 
 
 def compare(label: str, peer: Callable[[Mapping[str, Any]], None], config: Mapping[str, Any], rounds: int) -> None:
@@ -185,17 +188,20 @@ def compare(label: str, peer: Callable[[Mapping[str, Any]], None], config: Mappi
 
 def throughput(rounds: int) -> None:
     """Samples per second against the same model in a plain DDP loop with DataLoader."""
-    model = {"width": 32, "epochs": 4}
+    model = {"width": 32, "epochs": 4, "batch": 64}
     images = {"kind": "cheap", "total": 4096, "num_workers": 1}
     compare("images, one loader worker", plain, {**model, **images}, rounds)
     compare("tensors in memory", plain, {**model, "kind": "memory", "total": 2048, "num_workers": 0}, rounds)
 
 
 def pipeline(rounds: int) -> None:
-    """Samples per second against DataLoader's own rate: 4 ms a sample in two loader workers.
+    """Samples per second in two loader workers, against the same loop with DataLoader.
 
     Asleep, the loader workers leave the CPUs to the step; at work, two of them need more than this machine may have.
     """
-    case = {"width": 8, "epochs": 3, "total": 640, "num_workers": PIPELINE_WORKERS}
-    compare("a sample sleeps for 4 ms", loader_alone, {**case, "kind": "sleep"}, rounds)
-    compare("a sample computes for 4 ms", loader_alone, {**case, "kind": "burn"}, rounds)
+    case = {"width": 8, "epochs": 4, "num_workers": PIPELINE_WORKERS, "kind": "burn", "batch": 64}
+    for milliseconds, total in ((0, 12_800), (1, 2_560), (4, 640), (20, 128)):
+        words = {**case, "total": total, "sample_s": milliseconds / 1000}
+        compare(f"a sample computes for {milliseconds} ms", plain, words, rounds)
+    compare("a sample sleeps for 4 ms", plain, {**case, "kind": "sleep", "total": 640, "sample_s": 0.004}, rounds)
+    compare("a sample has 4 MB", plain, {**case, "total": 256, "batch": 4, "side": 592}, rounds)
