@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from rubberband.executor.journal.journal import Header
     from rubberband.executor.result.result import Result
     from rubberband.executor.run.driver import Observer
+    from rubberband.spec.experiment import Experiment
 
 
 NewOption = Annotated[
@@ -80,40 +81,57 @@ def run(
     `--on head`, Ctrl-C stops following, and the run continues; `status`, `logs`, `report`, `cancel` and others take
     `--on head` too.
     """
-    from rubberband.executor.journal.folder import open_folder
-    from rubberband.executor.journal.inbox import Inbox
-    from rubberband.running.run import RunOptions, run_experiment, under_free_name
-    from rubberband.spec.loading import default_profile_path, load_experiment, names_no_profile
+    from rubberband.views.live.steps import Steps
 
-    experiment = load_experiment(file, overrides or [])
-    if on is not None:
-        from rubberband.values.kinds import part_of
+    with Steps() as step:
+        step(f"reading {file}")
+        from rubberband.executor.journal.folder import open_folder
+        from rubberband.executor.journal.inbox import Inbox
+        from rubberband.running.run import RunOptions, run_experiment, under_free_name
+        from rubberband.spec.loading import default_profile_path, load_experiment, names_no_profile
 
-        flags = {"--no-check": not check, "--profile-again": profile_again, "--no-cap": no_cap}
-        words = ["--policy", policy.value, *(flag for flag, given in flags.items() if given)]
-        provider = experiment.resources.provider
-        if (head := part_of(provider, "head")) is None:
-            raise InputError(f"resources.provider: {provider} needs no head; leave --on head out")
-        raise typer.Exit(head.run_on_head(file, experiment, overrides or [], words, new=new, no_cap=no_cap, yes=yes))
-    folder = open_folder(experiment.name)
-    if new:
-        experiment, folder = under_free_name(experiment, folder, say)
-    if not folder.exists:
-        Inbox(folder.inbox).withdraw_cancels()
-    search_path = (file.absolute().parent, Path.cwd())
-    options = RunOptions(
-        search_path=search_path,
-        profile_path=default_profile_path(file),
-        policy=policy.value,
-        check=check,
-        is_beside=names_no_profile(file, overrides or []),
-        profile_again=profile_again,
-        no_cap=no_cap,
-        confirm=lambda bill: confirm_bill(bill, "run", yes=yes),
-        announce=say,
-        view=live_view,
-    )
-    _conclude(run_experiment(experiment, folder, options))
+        experiment = load_experiment(file, overrides or [])
+        if on is not None:
+            step("")
+            words = ["--policy", policy.value, *_flags(check, profile_again, no_cap)]
+            raise typer.Exit(_run_on_head(file, experiment, overrides or [], words, new=new, no_cap=no_cap, yes=yes))
+        folder = open_folder(experiment.name)
+        if new:
+            experiment, folder = under_free_name(experiment, folder, say)
+        if not folder.exists:
+            Inbox(folder.inbox).withdraw_cancels()
+        options = RunOptions(
+            search_path=(file.absolute().parent, Path.cwd()),
+            profile_path=default_profile_path(file),
+            policy=policy.value,
+            check=check,
+            is_beside=names_no_profile(file, overrides or []),
+            profile_again=profile_again,
+            no_cap=no_cap,
+            confirm=lambda bill: confirm_bill(bill, "run", yes=yes),
+            step=step,
+            announce=say,
+            view=live_view,
+        )
+        result = run_experiment(experiment, folder, options)
+    _conclude(result)
+
+
+def _flags(check: bool, profile_again: bool, no_cap: bool) -> list[str]:
+    flags = {"--no-check": not check, "--profile-again": profile_again, "--no-cap": no_cap}
+    return [flag for flag, is_given in flags.items() if is_given]
+
+
+def _run_on_head(
+    file: Path, experiment: Experiment, overrides: Sequence[str], words: Sequence[str], **options: bool
+) -> int:
+    """Run on the head of the experiment's provider, and return the exit code. Raises InputError if that has none."""
+    from rubberband.values.kinds import part_of
+
+    provider = experiment.resources.provider
+    if (head := part_of(provider, "head")) is None:
+        raise InputError(f"resources.provider: {provider} needs no head; leave --on head out")
+    return int(head.run_on_head(file, experiment, overrides, words, **options))
 
 
 def resume(

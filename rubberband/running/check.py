@@ -164,6 +164,7 @@ def check_first(
     cancelled: Callable[[], bool] = lambda: False,
     *,
     max_gpus: int = 1,
+    step: Announce = lambda line: None,
 ) -> None:
     """Check a trial before its run, unless that takes long or it has passed before. Raises EntrypointError, Cancelled.
 
@@ -175,6 +176,7 @@ def check_first(
     known = [] if profiles is None else [profiles] if isinstance(profiles, Profile) else profiles.values()
     if known and min(profile.iteration_s(profile.smallest_gpus) for profile in known) > CHEAP_S:
         return
+    step(f"checking {entrypoint}: an iteration, a checkpoint and a restart")
     with tempfile.TemporaryFile() as output:
         report = _checked(experiment, entrypoint, max_gpus, RUN_LIMIT_S, output, [], cancelled)
         if cancelled():

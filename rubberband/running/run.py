@@ -43,7 +43,7 @@ from rubberband.running.profile import MeasuredProfile, measure_profile, noting
 from rubberband.running.profile_cache import Announce, find_profiles
 from rubberband.running.sending import require_sent
 from rubberband.running.warm_start import warm_started
-from rubberband.spec.experiment import Experiment
+from rubberband.spec.experiment import Experiment, entrypoint_words
 from rubberband.spec.program import Program
 from rubberband.units import counted, format_duration, format_usd, gpus_each, in_unit, shown
 from rubberband.values.plan import Policy, Spent
@@ -268,8 +268,10 @@ class RunOptions:
     """Whether rented instances may have no max_cost."""
     confirm: Confirm = lambda bill: None
     """Asked before the first instance is rented."""
+    step: Announce = lambda line: None
+    """Gets what is done now, before the run begins; empty: a question or the run's own view follows."""
     announce: Announce = lambda line: None
-    """Gets a line on each step before the run begins."""
+    """Gets a line on each result before the run begins."""
     view: View = lambda *_: ()
     callbacks: Sequence[Callback] = ()
 
@@ -294,8 +296,12 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
         experiment = warm_started(experiment, folder.home, options.announce)
         for note in require_home(folder.home):
             options.announce(note)
+        if experiment.resources.kind.is_elsewhere:
+            options.step(f"asking provider {experiment.resources.provider} for prices and quotas")
         prices = cloud_prices_and_quotas(experiment, folder.home, options.announce)
         require_rate(experiment, folder.home, prices.table)
+        if not experiment.resources.kind.is_simulated:
+            options.step(f"importing {entrypoint_words(experiment.entrypoint)}")
         entrypoint = find_entrypoint(experiment, options.search_path, prices.table, experiment.loaded_profiles())
         announce_device(experiment, options.announce)
         with cancel_on_signals() as cancelled:
@@ -329,6 +335,7 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
                     start.require_money(job)
                     create(folder, job, RunSpec.of(sized, entrypoint, folder, spent))
             starting.close()  # from here the journal is followed
+            options.step("")
             return run(folder, view=options.view, cancelled=cancelled, callbacks=options.callbacks)
 
 
@@ -362,6 +369,7 @@ class _Start:
         """Ask for the money of rented instances: its limit, and what is known of it. Raises Cancelled."""
         resources = self.experiment.resources
         if resources.kind.is_rented:
+            self.options.step("")
             self.options.confirm(f"{bound_of(self.experiment.constraints.max_cost_usd, resources.pool)}{what}")
 
     def known_profiles(self) -> Profiles | None:
@@ -379,8 +387,10 @@ class _Start:
         with asked_to_end(self.folder, self.cancelled) as asked:
             place = self.experiment, self.prices.table, profiles
             experiment, most = with_narrowest_gang(self.experiment, narrowest_gang(*place)), widest_gang(*place)
-            announce = self.options.announce
-            check_first(experiment, entrypoint, self.folder.home, profiles, announce, asked, max_gpus=most)
+            options, home = self.options, self.folder.home
+            check_first(
+                experiment, entrypoint, home, profiles, options.announce, asked, max_gpus=most, step=options.step
+            )
 
     def measured(self) -> MeasuredProfile:
         """Measure a profile briefly, save it where asked, or in the home if that cannot be written, and keep it."""
