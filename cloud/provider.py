@@ -156,6 +156,10 @@ class ClusterProvider(Provider, Protocol):
     node_label: str = INSTANCE_LABEL
     """Key of the Ray label by which `node` names nodes: `INSTANCE_LABEL`, or `NODE_LABEL`."""
 
+    def launch_early(self, instance: str) -> None:
+        """Start an instance of this machine that is rented, and metered, from its `launch`; others start no earlier."""
+        return
+
     def node(self, instance: str) -> str:
         """Return the value of the label `node_label` of the Ray node that the instance is, or is a part of."""
         return instance

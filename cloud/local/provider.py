@@ -10,7 +10,7 @@ import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Literal
 
@@ -37,7 +37,7 @@ from rubberband.cloud.ray_head.instance import (
 )
 from rubberband.cloud.ray_head.ray_node import RayHead, end, end_all, observe
 from rubberband.errors import ProviderError
-from rubberband.files import make_directories
+from rubberband.files import make_directories, write_atomically
 from rubberband.values.environment import HASH_SEED
 from rubberband.values.plan import Market
 
@@ -77,6 +77,8 @@ class LocalProvider(ClusterProvider):
         self._mutex = threading.RLock()
         self._unwanted: set[str] = set()
         """Instances that were released, some of them before they started."""
+        self._early: set[str] = set()
+        """Instances that were started before they were asked for."""
         self._head = RayHead(experiment, directory, token_path=token_path, lease_s=lease_s, not_before=not_before)
         self._guards = self._head.guards
         self._guards.variables = {HASH_SEED: hash_seed}
@@ -115,6 +117,9 @@ class LocalProvider(ClusterProvider):
         """
         path = self._path(instance)
         if path.exists() and observe(path).pid is not None:
+            if instance in self._early:
+                self._early.remove(instance)
+                write_atomically(_rented(path), str(self.clock()).encode(), durable=False)
             return
         address = self._head.ensure(wanted=lambda: instance not in self._unwanted).address
         with self._mutex, contextlib.ExitStack() as held:
@@ -128,6 +133,11 @@ class LocalProvider(ClusterProvider):
                 self._guards.write(path, command, temp_dir, address, tuple(locks), first_lease_s=first_lease_s)
             self._guards.spawn(path, [file.fileno() for file in locks.values()])
 
+    def launch_early(self, instance: str) -> None:
+        """Start an instance that is rented from its `launch` on. Raises ProviderError."""
+        self.launch(instance)
+        self._early.add(instance)
+
     def describe(self) -> Sequence[InstanceDescription]:
         """Return all instances, living or ended, in the order of launch."""
         with self._mutex:
@@ -140,7 +150,7 @@ class LocalProvider(ClusterProvider):
                 records.append(record)
             self._guards.reap()
         records.sort(key=lambda record: (record.requested_at, record.name))
-        return [_status(record) for record in records]
+        return [_status(record, self._path(record.name)) for record in records]
 
     def release(self, instance: str, *, fault: str = "") -> InstanceDescription:
         """End the instance and return its final status; idempotent.
@@ -151,7 +161,7 @@ class LocalProvider(ClusterProvider):
         self._unwanted.add(instance)
         if not path.exists():
             raise ProviderError(f"instance {instance} was never launched in {self._instances}; nothing to release")
-        return _status(end(path, ""))
+        return _status(end(path, ""), path)
 
     def close(self) -> None:
         """End every instance and the head, and release the directory. Idempotent."""
@@ -204,7 +214,14 @@ class LocalProvider(ClusterProvider):
         return [(who[0], device) for who, device in holders if who is not None and who[1] != str(self._directory)]
 
 
-def _status(record: Record) -> InstanceDescription:
+def _rented(path: Path) -> Path:
+    """Return the file with the instant from which an instance that was started early is rented."""
+    return path.with_suffix(".rented")
+
+
+def _status(record: Record, path: Path) -> InstanceDescription:
+    if record.running_at is not None and (rented := _rented(path)).exists():
+        record = replace(record, running_at=max(record.running_at, float(rented.read_text())))
     state: InstanceState = "terminated" if record.ended_at else "running" if record.running_at else "pending"
     return InstanceDescription(
         instance=record.name,

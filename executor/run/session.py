@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from rubberband.cloud.catalogue import boot_timeouts, types_of
 from rubberband.cloud.offers import offers
@@ -49,7 +49,13 @@ from rubberband.values.adaptive import BatchPoint
 from rubberband.values.kinds import part_of
 from rubberband.values.offer import Offer
 
+if TYPE_CHECKING:
+    from rubberband.executor.ray.fork_server import ForkServer
+    from rubberband.executor.run.early import EarlyStart
+
 READY_TIMEOUT_S = 180.0
+_STARTED_EARLY_S = 0.25
+"""A node takes seconds to join: an instance that runs sooner was started before it was asked for."""
 _FILES_NAMED = 5
 """Files that changed, of those that are named."""
 
@@ -76,13 +82,15 @@ def run(
     cancelled: Callable[[], bool] = lambda: False,
     callbacks: Sequence[Callback] = (),
     address: str | None = None,
+    early: EarlyStart | None = None,
 ) -> Result:
     """Drive an experiment to its end, from its beginning or from where its journal stops.
 
     `view` is given the journal's header, the clock and a stack that is left at the end, and returns observers. Every
     instance is released before this returns or raises. One that has ended is only read, unless it was cancelled, found
     no instances, or was stopped by a cap that has been raised since. Requests in the folder's inbox are taken in. The
-    head of its Ray cluster is now at `address`, if that is given.
+    head of its Ray cluster is now at `address`, if that is given. `early` is what has started already, for a trial that
+    was checked; its owner closes it as well.
 
     Raises EntrypointError, before anything is started or journalled, if what is trained does not load any more, and
     StoreAwayError if its checkpoint store is away, or goes away: once that is back, this goes on.
@@ -91,7 +99,7 @@ def run(
     if is_over:
         return settled
     try:
-        return _run(folder, settled, view, cancelled, callbacks, address)
+        return _run(folder, settled, view, cancelled, callbacks, address, early)
     except StoreAwayError as error:
         raise StoreAwayError(f"{error}, then continue with `rubberband resume {folder.name}`") from error
 
@@ -103,6 +111,7 @@ def _run(
     cancelled: Callable[[], bool],
     callbacks: Sequence[Callback],
     address: str | None,
+    early: EarlyStart | None,
 ) -> Result:
     """Drive it from where it is `settled`."""
     with ExitStack() as stack:
@@ -115,7 +124,9 @@ def _run(
         journal.durable = not header.kind.is_simulated  # there, what a power failure takes costs nothing
         controller = Controller(header.job)
         spec, draw, explore = _drawing(RunSpec.from_json(header.setup), controller)
-        spec, store = _with_store(spec if address is None else spec.at(address), header, settled)
+        spec, store = _with_store(
+            spec if address is None else spec.at(address), header, settled, is_checked=early is not None
+        )
         if any(trial.iterations for trial in settled.trials):
             _say_what_changed(spec)
         # Left after the backend is closed: no instance is held while a tracker takes its time.
@@ -125,7 +136,7 @@ def _run(
         ]
         trackers = stack.enter_context(calling(threads))
         with ExitStack() as views:
-            backend = make_backend(folder, spec, header.job, journal.last_event_at(), store)
+            backend = make_backend(folder, spec, header.job, journal.last_event_at(), store, early)
             views.callback(uninterrupted, backend.close)
             observers: list[Observer] = [_same_folder(folder), *view(header, backend.now, views), *trackers]
             if store is not None:
@@ -151,10 +162,13 @@ def _run(
         return summarise(controller.state, header.setup, now)
 
 
-def _with_store(spec: RunSpec, header: Header, settled: Result) -> tuple[RunSpec, CheckpointStore | None]:
+def _with_store(
+    spec: RunSpec, header: Header, settled: Result, *, is_checked: bool
+) -> tuple[RunSpec, CheckpointStore | None]:
     """Return the settings with this process's environment, and the checkpoint store; None on a virtual clock.
 
-    Raises EntrypointError if what is trained does not load any more, StoreAwayError if the store is away.
+    What is trained is loaded unless it `is_checked`, as the import of torch takes seconds. Raises EntrypointError if it
+    does not load any more, StoreAwayError if the store is away.
     """
     if spec.entrypoint is None:
         return spec, None
@@ -162,12 +176,13 @@ def _with_store(spec: RunSpec, header: Header, settled: Result) -> tuple[RunSpec
     require_ray(f"provider: {spec.experiment.resources.provider}")
     known = [trial.checkpoint for trial in settled.trials if trial.checkpoint is not None]
     store = reopen_store(spec.checkpoints, spec.store_mark, known, spec.run)
-    entrypoint.check(
-        max(stage.gpus_per_trial for stage in header.job.plan.stages),
-        adaptive=spec.experiment.batch.policy == "goodput",
-        asynchronous=spec.experiment.training.mode == "async",
-        elsewhere=header.kind.is_elsewhere,
-    )
+    if not is_checked:
+        entrypoint.check(
+            max(stage.gpus_per_trial for stage in header.job.plan.stages),
+            adaptive=spec.experiment.batch.policy == "goodput",
+            asynchronous=spec.experiment.training.mode == "async",
+            elsewhere=header.kind.is_elsewhere,
+        )
     return replace(spec, entrypoint=entrypoint), store
 
 
@@ -236,14 +251,22 @@ def _note_starts(home: Path, entrypoint: str, controller: Controller, began_at: 
     instants = [
         (record.requested_at, record.running_at, record.ready_at)
         for record in controller.state.instances.values()
-        if record.running_at is not None and record.ready_at is not None and record.requested_at >= began_at
+        if record.running_at is not None
+        and record.ready_at is not None
+        and record.requested_at >= began_at
+        and record.running_at - record.requested_at > _STARTED_EARLY_S
     ]
     with suppress(OSError):  # a full disk
         startup_history.record(home, startup_history.starts_of(entrypoint, instants), time.time())
 
 
 def make_backend(
-    folder: ExperimentFolder, spec: RunSpec, job: Job, last_event_at: float | None, store: CheckpointStore | None
+    folder: ExperimentFolder,
+    spec: RunSpec,
+    job: Job,
+    last_event_at: float | None,
+    store: CheckpointStore | None,
+    early: EarlyStart | None = None,
 ) -> Backend:
     """The backend that carries `job` out on the experiment's provider; a virtual clock goes on where it stopped."""
     if store is None:
@@ -273,6 +296,7 @@ def make_backend(
         ),
         known_points=() if job.profile.goodput is None else job.profile.goodput.points,
         store=store,
+        early=early,
     )
 
 
@@ -283,40 +307,38 @@ def make_ray_backend(
     *,
     known_points: Sequence[BatchPoint] = (),
     store: CheckpointStore | None = None,
+    early: EarlyStart | None = None,
 ) -> Backend:
     """A backend of the instances that `request` asks for; `known_points` is what a profile knows of the trials' steps.
+
+    `early` has started on this machine already.
 
     `store` keeps the checkpoints; None: that of `spec`, made where there is none, for runs that are not resumed.
     Raises InputError for what cannot be rented or sent to instances, before anything is.
     """
     from rubberband.executor.ray.backend import RayBackend
     from rubberband.executor.ray.code import pack, unsent_modules
-    from rubberband.executor.ray.fork_server import ForkServer
     from rubberband.executor.ray.node_probe import NodeProbe
 
     assert spec.entrypoint is not None, "the edge asks for an entry point"
     code = pack(spec.entrypoint.search_path) if spec.kind.is_elsewhere else None
     resources, offer = spec.experiment.resources, request.offer
     limits = boot_timeouts(types_of(resources), resources.init_delay_s) if spec.kind.is_rented else None
-    provider = open_provider(request)
+    provider, fork_server = (open_provider(request), None) if early is None else early.hand_over()
     node_probe = None
     if spec.kind.is_borrowed:
         store = store or make_store(spec.checkpoints)
         node_probe = NodeProbe(cast(BorrowedProvider, provider), store, unsent_modules(spec.entrypoint))
         node_probe.require_nodes()
     # A pool has a fork server of its own: its experiments have different code.
-    fork_server = None
-    slots_on_machine = _slots_on_machine(spec, offer, provider)
-    if spec.kind.is_this_machine and spec.pool is None:
-        fork_server = ForkServer(
-            folder.name, folder.instances, spec.entrypoint, device=provider.device, slots_on_machine=slots_on_machine
-        )
+    if early is None and spec.kind.is_this_machine and spec.pool is None:
+        fork_server = fork_server_of(folder, spec, offer, provider)
     return RayBackend(
         provider,
         spec,
         store=store or open_store(spec.checkpoints),
         gpus_per_instance=offer.gpus,
-        slots_on_machine=slots_on_machine,
+        slots_on_machine=_slots_on_machine(spec, offer, provider),
         known_points=known_points,
         logs=folder.logs,
         code=code,
@@ -326,6 +348,14 @@ def make_ray_backend(
         clock=provider.clock,
         node_probe=node_probe,
     )
+
+
+def fork_server_of(folder: ExperimentFolder, spec: RunSpec, offer: Offer, provider: ClusterProvider) -> ForkServer:
+    """Start the process that forks the workers of a run on this machine."""
+    from rubberband.executor.ray.fork_server import ForkServer
+
+    slots = _slots_on_machine(spec, offer, provider)
+    return ForkServer(folder.name, folder.instances, spec.entrypoint, device=provider.device, slots_on_machine=slots)
 
 
 def _slots_on_machine(spec: RunSpec, offer: Offer, provider: ClusterProvider) -> int:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import select
+import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,17 @@ from rubberband.cloud.ray_head.ray_node import free_port
 from rubberband.errors import EntrypointError
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import TrialFailure, describe
+from rubberband.executor.training.guarded_process import GuardedProcess
 from rubberband.executor.training.run import preload
 from rubberband.executor.training.segment import Segment, SegmentFailure
 from rubberband.values.environment import HASH_SEED
 
 GANG_LIMIT_S = 10.0
 """Seconds of the workers after the first one has ended, beside four times the seconds of that."""
+NO_COMPILING = "TORCH_COMPILE_DISABLE"
+"""Variable with which torch.compile does nothing: it takes long."""
+_ADDRESS = "RUBBERBAND_CHECK_ORDERS"
+_LOOK_S = 0.2
 
 Train = Callable[[Segment], Iterable[Any]]
 """Trains a segment; what it yields can be pickled."""
@@ -109,18 +116,17 @@ def _read(file: Path) -> WorkerRun:
 
 
 class TrainServer:
-    """A process that trains segments side by side whenever it is asked; it is forked, or fresh with a `hash_seed`."""
+    """A process forked from this one that trains segments side by side whenever it is asked."""
 
-    def __init__(self, entrypoint: Entrypoint, train: Train, *, limit_s: float, hash_seed: str | None = None) -> None:
+    _orders: Connection
+
+    def __init__(self, entrypoint: Entrypoint, train: Train, *, limit_s: float) -> None:
         self._orders, theirs = multiprocessing.Pipe()
-        context: Any = multiprocessing.get_context("fork" if hash_seed is None else "spawn")
+        context = multiprocessing.get_context("fork")
         self._process = context.Process(target=_serve, args=(theirs, entrypoint, train, limit_s), daemon=False)
-        kept = os.environ.get(HASH_SEED, "")  # an empty one is none
-        os.environ[HASH_SEED] = kept if hash_seed is None else hash_seed
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             self._process.start()
-        os.environ[HASH_SEED] = kept
         theirs.close()
 
     def train(self, segments: Sequence[Segment]) -> list[WorkerRun]:
@@ -136,6 +142,36 @@ class TrainServer:
         self._orders.close()
 
 
+class FreshServer(TrainServer):
+    """The same as a process that has imported the trial by itself, in a run by the driver's fork server, with another
+    order of sets than this process has.
+    """
+
+    def __init__(self, entrypoint: Entrypoint, train: Train, *, limit_s: float) -> None:
+        self._given = entrypoint, train, limit_s
+        self._folder = tempfile.TemporaryDirectory(prefix="rubberband-")
+        address = str(Path(self._folder.name, "orders"))
+        self._listener = Listener(address, "AF_UNIX")
+        environment = os.environ | {HASH_SEED: entrypoint.environment.hash_seed, _ADDRESS: address}
+        environment.pop(NO_COMPILING, None)  # a fork server has none
+        words = [sys.executable, "-P", "-m", __name__]
+        self._fresh = GuardedProcess(words, environment, os.getcwd(), os.dup(1), os.dup(2), forks=True)
+
+    def train(self, segments: Sequence[Segment]) -> list[WorkerRun]:
+        if not hasattr(self, "_orders"):
+            while not select.select([self._listener._listener._socket], [], [], _LOOK_S)[0]:  # type: ignore[attr-defined]
+                if self._fresh.poll() is not None:
+                    return [WorkerRun() for _ in segments]
+            self._orders = self._listener.accept()
+            self._orders.send(self._given)
+        return super().train(segments)
+
+    def close(self) -> None:
+        self._fresh.end()
+        self._listener.close()
+        self._folder.cleanup()
+
+
 def _serve(orders: Connection, entrypoint: Entrypoint, train: Train, limit_s: float) -> None:
     with suppress(EOFError):
         with suppress(EntrypointError):  # the workers report it
@@ -143,3 +179,18 @@ def _serve(orders: Connection, entrypoint: Entrypoint, train: Train, limit_s: fl
         while True:
             orders.send(train_side_by_side(train, orders.recv(), limit_s=limit_s))
     os._exit(0)
+
+
+def serve_fresh() -> None:
+    """Train what the process asks for that started this one; nothing is compiled."""
+    os.environ[NO_COMPILING] = "1"
+    if (dynamo := sys.modules.get("torch._dynamo.config")) is not None:  # which has read it
+        dynamo.disable = True  # type: ignore[attr-defined]
+    with Client(os.environ.pop(_ADDRESS), "AF_UNIX") as orders:
+        _serve(orders, *orders.recv())
+
+
+if __name__ == "__main__":
+    from rubberband.executor.training import check_workers  # by its name, as the other process knows what is sent
+
+    check_workers.serve_fresh()

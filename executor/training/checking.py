@@ -24,10 +24,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
+from rubberband.cloud.ray_head.worker_start import DIRECTORY_TAG
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.training import restarts
 from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault, difference
+from rubberband.executor.training.check_workers import NO_COMPILING
 from rubberband.executor.training.distributed import GANGS, is_distributed
 from rubberband.executor.training.entrypoint import NotHereError
 from rubberband.executor.training.failures import (
@@ -69,13 +71,24 @@ _NEEDS_GPU = re.compile(
 
 
 def check(
-    order: CheckOrder, *, limit_s: float, output: IO[Any] | int | None, cancelled: Callable[[], bool] = lambda: False
+    order: CheckOrder,
+    *,
+    limit_s: float,
+    output: IO[Any] | int | None,
+    cancelled: Callable[[], bool] = lambda: False,
+    fork_server: Path | None = None,
 ) -> TrialCheck:
-    """Check a trial in a process of its own, for `limit_s` seconds at most; `output` is what the trial prints to."""
+    """Check a trial in a process of its own, for `limit_s` seconds at most; `output` is what the trial prints to.
+
+    The process has another order of sets than a run, which the one that it is compared with has: that one is forked
+    from the run's fork server, if there is one, in the provider's folder `fork_server`.
+    """
     environment = {"WANDB_MODE": "disabled", **os.environ}  # else each start would be a run in the user's account
     environment.pop("RUBBERBAND_STORE", None)  # has a password
     environment |= {"CUDA_VISIBLE_DEVICES": order.device_id, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    environment |= {HASH_SEED: order.entrypoint.environment.hash_seed, "TORCH_COMPILE_DISABLE": "1"}  # it takes long
+    seed = "2" if order.entrypoint.environment.hash_seed == "1" else "1"
+    environment |= {HASH_SEED: seed, NO_COMPILING: "1"}
+    environment |= {} if fork_server is None else {DIRECTORY_TAG: str(fork_server.resolve())}
     (orders, ordering), (inbound, outbound) = os.pipe(), os.pipe()
     shown = (1, 2) if output is None else (output if isinstance(output, int) else output.fileno(),) * 2
     words = [sys.executable, "-P", "-m", "rubberband.executor.training.checking", str(orders), str(outbound)]

@@ -26,7 +26,7 @@ from torch.utils.data import Subset
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.training.check_findings import TrialFault, difference
-from rubberband.executor.training.check_workers import TrainServer, WorkerRun, failure_of, gang_of
+from rubberband.executor.training.check_workers import FreshServer, TrainServer, WorkerRun, failure_of, gang_of
 from rubberband.executor.training.checkpoint import read
 from rubberband.executor.training.data import kept_random_states
 from rubberband.executor.training.entrypoint import Entrypoint
@@ -69,9 +69,8 @@ class Comparison:
         self._segment = replace(segment, device="cpu", until_iterations=until, batch=None, attempt=0)
         self._folder = tempfile.TemporaryDirectory(prefix="rubberband-")
         train = partial(_train, entrypoint, Path(self._folder.name), is_gang)
-        seed = "2" if os.environ.get(HASH_SEED) == "1" else "1"
         self._here = TrainServer(entrypoint, train, limit_s=limit_s)
-        self._elsewhere = TrainServer(entrypoint, train, limit_s=limit_s, hash_seed=seed)
+        self._elsewhere = FreshServer(entrypoint, train, limit_s=limit_s)
 
     def run(self) -> Findings:
         alone = self._gang(1)

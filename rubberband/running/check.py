@@ -165,22 +165,28 @@ def check_first(
     *,
     max_gpus: int = 1,
     step: Announce = lambda line: None,
+    load: Callable[[], None] = lambda: None,
+    fork_server: Path | None = None,
 ) -> None:
     """Check a trial before its run, unless that takes long or it has passed before. Raises EntrypointError, Cancelled.
 
-    `entrypoint` has been imported, and suits the experiment's GPUs, of which a trial has at most `max_gpus`.
+    A trial has at most `max_gpus` GPUs. `load` imports it, where that is not known to work after this; it raises
+    EntrypointError. `fork_server` is the provider's folder of the run's fork server, if there is one.
     """
     passed = _passed(experiment, entrypoint, home, max_gpus)
     if passed is not None and passed.exists():
         return
     known = [] if profiles is None else [profiles] if isinstance(profiles, Profile) else profiles.values()
     if known and min(profile.iteration_s(profile.smallest_gpus) for profile in known) > CHEAP_S:
+        load()
         return
     step(f"checking {entrypoint}: an iteration, a checkpoint and a restart")
     with tempfile.TemporaryFile() as output:
-        report = _checked(experiment, entrypoint, max_gpus, RUN_LIMIT_S, output, [], cancelled)
+        report = _checked(experiment, entrypoint, max_gpus, RUN_LIMIT_S, output, [], cancelled, fork_server=fork_server)
         if cancelled():
             raise Cancelled("cancelled while the trial was checked; nothing was spent")
+        if not report.trial.kind:
+            load()
         if why := _unchecked(experiment, report):
             announce(f"the trial was not checked{why}")
             return
@@ -250,6 +256,7 @@ def _checked(
     cancelled: Callable[[], bool] = lambda: False,
     *,
     quick: bool = False,
+    fork_server: Path | None = None,
 ) -> CheckReport:
     """Check trials until one passes: at most `TRIALS`, as long as the time lasts."""
     failed = list[str]()
@@ -276,7 +283,7 @@ def _checked(
                 forks=_forks(experiment, configuration),
             )
             left_s = max(1.0, until - time.monotonic())
-            found = check(order, limit_s=left_s, output=output, cancelled=cancelled)
+            found = check(order, limit_s=left_s, output=output, cancelled=cancelled, fork_server=fork_server)
             report = CheckReport(
                 entrypoint=str(entrypoint),
                 device=device,

@@ -6,9 +6,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -26,6 +27,7 @@ from rubberband.executor.result.result import Result
 from rubberband.executor.run.allowance import pledged, require_rate, require_runnable
 from rubberband.executor.run.callbacks import Callback, check_callbacks
 from rubberband.executor.run.driver import Observer
+from rubberband.executor.run.early import EarlyStart, clear, early_start
 from rubberband.executor.run.follower import read
 from rubberband.executor.run.session import cancel_on_signals, create, require_cluster, run
 from rubberband.executor.training.entrypoint import Entrypoint, with_trial
@@ -293,6 +295,7 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
         require_runnable(experiment, folder.home, no_cap=options.no_cap)
         experiment = on_cluster(with_trial(experiment, options.search_path))
         folder.require_free()
+        clear(folder)
         experiment = warm_started(experiment, folder.home, options.announce)
         for note in require_home(folder.home):
             options.announce(note)
@@ -300,19 +303,26 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
             options.step(f"asking provider {experiment.resources.provider} for prices and quotas")
         prices = cloud_prices_and_quotas(experiment, folder.home, options.announce)
         require_rate(experiment, folder.home, prices.table)
-        if not experiment.resources.kind.is_simulated:
+        is_early = experiment.resources.kind.is_this_machine and experiment.resources.pool is None
+        entrypoint = None
+        if is_early:  # it is imported once the rest has begun to start, by the check in a process of its own
+            entrypoint = named_entrypoint(experiment, options.search_path)
+        elif not experiment.resources.kind.is_simulated:
             options.step(f"importing {entrypoint_words(experiment.entrypoint)}")
-        entrypoint = find_entrypoint(experiment, options.search_path, prices.table, experiment.loaded_profiles())
+            entrypoint = find_entrypoint(experiment, options.search_path, prices.table, experiment.loaded_profiles())
         announce_device(experiment, options.announce)
-        with cancel_on_signals() as cancelled:
+        with cancel_on_signals() as cancelled, ExitStack() as ending:
             start = _Start(experiment, entrypoint, folder, options, prices, cancelled)
             profiles, lines, is_instant = start.known_profiles(), list[str](), False
             first: tuple[Experiment, Job] | None = None
             if profiles is not None:  # what has no plan is refused before anything is tried
                 is_instant = isinstance(experiment.constraints.deadline, datetime)
                 first = replace(start, options=replace(options, announce=lines.append)).planned(profiles, Spent())
-            if options.check and entrypoint is not None:
-                start.check(entrypoint, profiles)
+            early = None
+            if is_early and first is not None and not is_instant:
+                early = ending.enter_context(start.early(*first))
+            if entrypoint is not None:
+                start.check(entrypoint, profiles, None if early is None else folder.instances, is_loaded=not is_early)
             if profiles is not None:  # measuring one asks the nodes as well
                 require_cluster(experiment, folder.home, entrypoint)
             else:
@@ -336,7 +346,7 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
                     create(folder, job, RunSpec.of(sized, entrypoint, folder, spent))
             starting.close()  # from here the journal is followed
             options.step("")
-            return run(folder, view=options.view, cancelled=cancelled, callbacks=options.callbacks)
+            return run(folder, view=options.view, cancelled=cancelled, callbacks=options.callbacks, early=early)
 
 
 UNMEASURED = "no profile yet: measuring it"
@@ -382,15 +392,41 @@ class _Start:
             self.experiment, self.entrypoint, self.folder.home, found_at, options.announce, to_run=True
         )
 
-    def check(self, entrypoint: Entrypoint, profiles: Profiles | None) -> None:
-        """Try one iteration of the trial. Raises EntrypointError."""
+    def early(self, experiment: Experiment, job: Job) -> AbstractContextManager[EarlyStart | None]:
+        """Start what the job needs first, while its trial is checked."""
+        self.options.step("starting the head and the first instances on this machine")
+        return early_start(self.folder, RunSpec.of(experiment, self.entrypoint, self.folder, Spent()), job)
+
+    def check(
+        self, entrypoint: Entrypoint, profiles: Profiles | None, fork_server: Path | None, *, is_loaded: bool
+    ) -> None:
+        """Try one iteration of the trial, unless that is known to work; import it here if it has not been. Raises
+        EntrypointError."""
         with asked_to_end(self.folder, self.cancelled) as asked:
             place = self.experiment, self.prices.table, profiles
             experiment, most = with_narrowest_gang(self.experiment, narrowest_gang(*place)), widest_gang(*place)
             options, home = self.options, self.folder.home
+            load = partial(self._load, entrypoint, most, is_loaded=is_loaded)
+            if not options.check:
+                load()
+                return
             check_first(
-                experiment, entrypoint, home, profiles, options.announce, asked, max_gpus=most, step=options.step
+                experiment,
+                entrypoint,
+                home,
+                profiles,
+                options.announce,
+                asked,
+                max_gpus=most,
+                step=options.step,
+                load=load,
+                fork_server=fork_server,
             )
+
+    def _load(self, entrypoint: Entrypoint, max_gpus: int, *, is_loaded: bool) -> None:
+        if not is_loaded:
+            self.options.step(f"importing {entrypoint}")
+            check_import(self.experiment, entrypoint, max_gpus)
 
     def measured(self) -> MeasuredProfile:
         """Measure a profile briefly, save it where asked, or in the home if that cannot be written, and keep it."""
@@ -498,14 +534,19 @@ def find_entrypoint(
     if experiment.resources.kind.is_simulated:
         return None
     found = named_entrypoint(experiment, search_path)
-    found.check(
-        widest_gang(experiment, table, profiles),
+    check_import(experiment, found, widest_gang(experiment, table, profiles))
+    require_sent(experiment, found)
+    return found
+
+
+def check_import(experiment: Experiment, entrypoint: Entrypoint, max_gpus: int) -> None:
+    """Import what is trained. Raises EntrypointError if that fails, or it does not suit the experiment."""
+    entrypoint.check(
+        max_gpus,
         adaptive=experiment.batch.policy == "goodput",
         asynchronous=experiment.training.mode == "async",
         elsewhere=experiment.resources.kind.is_elsewhere,
     )
-    require_sent(experiment, found)
-    return found
 
 
 def _plan_line(job: Job) -> str:

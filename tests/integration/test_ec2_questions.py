@@ -13,6 +13,7 @@ from tests.ec2.principals import BUCKET
 
 pytestmark = pytest.mark.timeout(120)
 RUN = ("run", "digits.yaml", "--no-check", *words(*ON_EC2, *FEW))
+CHECKED = tuple(word for word in RUN if word != "--no-check")
 UNPROFILED = (*RUN, "-s", "profile=null")
 
 
@@ -43,6 +44,7 @@ def test_nothing_is_rented_without_a_max_cost(driver: Ec2CommandLine) -> None:
     ("command", "question"),
     [
         pytest.param(RUN, "at most 1.00 USD (max_cost), about 0.", marks=pytest.mark.long),
+        pytest.param(CHECKED, "checked examples.digits:DigitsTrial", marks=pytest.mark.long),
         (UNPROFILED, "at most 1.00 USD (max_cost); no profile yet: measuring it comes first and counts; run? [Y/n]"),
         pytest.param(
             ("cloud", "image", "build", "digits.yaml", *words(*(word for word in ON_EC2 if "install" not in word))),

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 from pydantic import BaseModel, ConfigDict
@@ -15,8 +16,9 @@ from rubberband.api.body import require_allowed
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import Settings
 from rubberband.cloud.catalogue import InstanceType
+from rubberband.cloud.local.provider import LocalProvider
 from rubberband.cloud.offers import offers, price_source
-from rubberband.cloud.provider import CleanedUp, Today
+from rubberband.cloud.provider import CleanedUp, ClusterProvider, Today
 from rubberband.errors import InputError, JournalError
 from rubberband.executor import RunSpec
 from rubberband.planning.prices_and_quotas import cloud_prices_and_quotas, live_prices_and_quotas
@@ -256,3 +258,18 @@ def test_help_and_our_own_look_at_no_package() -> None:
         "Resources(provider='aws', instance_type='g5.xlarge').kind; assert not kinds._installed.cache_info().misses"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_only_instances_of_this_machine_start_before_they_are_asked_for() -> None:
+    opened = [
+        resolve_name(kind.open_cluster) for kind in KINDS.values() if kind.open_cluster and not kind.is_this_machine
+    ]
+    assert opened
+    early = {found for found in every(ClusterProvider) if found.launch_early is not ClusterProvider.launch_early}
+    assert early == {LocalProvider}
+    assert [name for name, kind in KINDS.items() if kind.is_this_machine] == ["local"]
+
+
+def every(kind: type) -> set[type]:
+    """Return all classes that are derived from one."""
+    return {found for below in kind.__subclasses__() for found in {below, *every(below)}}

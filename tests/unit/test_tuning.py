@@ -212,7 +212,7 @@ def test_measuring_ends_when_a_request_asks_for_it_and_the_request_is_gone_then(
     folder = ExperimentFolder(home=tmp_path, name="test")
     inbox = Inbox(folder.inbox)
     monkeypatch.setattr(
-        "rubberband.running.run.find_entrypoint",
+        "rubberband.running.run.named_entrypoint",
         lambda *_: Entrypoint.parse("tests.builders.trials.ray_trials:Counter"),
     )
 
