@@ -48,6 +48,8 @@ class Option:
     """None if no plan meets the constraints."""
     reason: str | None = None
     """Why none does."""
+    is_pending: bool = False
+    """Whether it was left out, as it takes a simulation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,13 +197,15 @@ def estimate(
     compare: bool = True,
     with_frontier: bool = False,
     other_scheduler: OtherScheduler | None = None,
+    simulate: bool = True,
 ) -> Estimate:
     """Plan an experiment on the best of its instance types, and compare the plan with the alternatives.
 
     `problems` are the same job, with the same policy, on each type. `clock` reads seconds. If no plan meets the
     constraints, `feasible` is False and `nearest` is set. `compare` plans with the other policies, on demand only, on
     the other types, and with the other scheduler. Where the optimal policy finds no plan, no other does, and they
-    are left out. The frontier is whole `with_frontier`, else the plan's own point.
+    are left out. Without `simulate` an option that takes a simulation is pending. The frontier is whole
+    `with_frontier`, else the plan's own point.
 
     Raises InputError if no plan can exist for any constraints.
     """
@@ -218,7 +222,7 @@ def estimate(
     ]
     if compare and (job is not None or problem.policy != "optimal"):
         options += _compared(problem, problem.policy)
-        options += _under(other_scheduler, problem)
+        options += _under(other_scheduler, problem, simulate=simulate)
     elastic, static = _frontiers(problem) if with_frontier else (_own_point(job), [])
     return Estimate(
         experiment_name=experiment_name,
@@ -306,11 +310,16 @@ def _compared(problem: Problem, policy: str) -> list[Option]:
     return [_option(other.policy, other, plan(other)) for other in others]
 
 
-def _under(other: OtherScheduler | None, problem: Problem) -> list[Option]:
+def _under(other: OtherScheduler | None, problem: Problem, *, simulate: bool) -> list[Option]:
     """Return the best plan under another scheduler; none where simulating that takes long."""
-    if other is None or (not other[1][0].has_sync and other[1][0].trials > _MOST_SIMULATED_TRIALS):
+    if other is None:
         return []
     scheduler, stages = other
+    is_simulated = not stages[0].has_sync
+    if is_simulated and stages[0].trials > _MOST_SIMULATED_TRIALS:
+        return []
+    if is_simulated and not simulate:
+        return [replace(_option("optimal", problem, None), scheduler=scheduler, is_pending=True)]
     found = plan(replace(problem, brackets=(stages,), policy="optimal", quick=True))
     return [replace(_option("optimal", problem, found), scheduler=scheduler)]
 
@@ -325,7 +334,7 @@ def _compared_plan(problem: Problem, chosen: Plan) -> list[Option]:
     return options
 
 
-def _option(policy: str, problem: Problem, answer: Answer) -> Option:
+def _option(policy: str, problem: Problem, answer: Answer | None) -> Option:
     return Option(
         policy=policy,
         instance_type=problem.offer.instance_type,
@@ -358,6 +367,8 @@ def _option_json(estimate: Estimate, option: Option) -> Json:
     }
     if option.scheduler:
         data["scheduler"] = option.scheduler
+    if option.is_pending:
+        return {**data, "pending": True}
     if option.job is None:
         return {**data, "feasible": False, "reason": option.reason}
     return {**data, "feasible": True, **_job(estimate, option.job, option.instance_type)}

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rubberband.api.body import JSON_TYPE, require_json
 from rubberband.api.plans.pool import HardError, Planner, PlannerPool
-from rubberband.api.plans.process import RestAnswer, RestQuestion, read_answer
-from rubberband.api.problems import INTERNAL, PROVIDER, TOO_LONG, UNAVAILABLE, HttpProblem
+from rubberband.api.plans.process import RestAnswer, RestQuestion, option_id, read_answer
+from rubberband.api.problems import INTERNAL, NOT_FOUND, PROVIDER, TOO_LONG, UNAVAILABLE, HttpProblem
 from rubberband.api.settings import MIB, Settings
 from rubberband.api.store import Store
 from rubberband.api.store.schema import StoredPlan
@@ -134,6 +134,8 @@ class Preview:
     body: bytes
     media_type: str = JSON_TYPE
     options: PreviewOptions = OPTIONS
+    beside: tuple[str, str, float] | None = None
+    """Plan, scheduler and Unix time of the plan, where the row of another scheduler beside it is asked for."""
 
 
 @dataclass(slots=True)
@@ -253,6 +255,18 @@ class Plans:
         known = self._memory.answer(id)
         return known if known is not None else await self._stored(id)
 
+    async def option(self, id: str, scheduler: str, caller: str = "") -> PlanAnswer | None:
+        """Return the row of another scheduler beside a plan; None if there is no such plan. Raises Problem."""
+        known = self._memory.answer(option_id(id, scheduler))
+        plan = None if known is not None else await self._stored_plan(id)
+        if known is not None or plan is None:
+            return known
+        options = dict(plan.options)
+        now = options.pop("now", plan.created_at)
+        body = json.dumps(plan.words).encode()
+        preview = Preview(body=body, options=PreviewOptions(**options), beside=(id, scheduler, now))
+        return await self.answer(preview, fingerprint(id.encode(), scheduler.encode()), caller)
+
     def _forget(self, fingerprint: bytes, done: asyncio.Task[PlanAnswer]) -> None:
         if fingerprint in self._asked and self._asked[fingerprint].task is done:
             del self._asked[fingerprint]
@@ -274,14 +288,14 @@ class Plans:
     async def _ask_once(
         self, preview: Preview, fingerprint: bytes, request: _Asked, caller: str, *, is_hard: bool
     ) -> PlanAnswer:
-        now = float(int(self._settings.clock()))
+        now = float(int(self._settings.clock())) if preview.beside is None else preview.beside[2]
         until, identified = None, False
         try:
             async with self._pool.planner(caller, is_hard=is_hard) as planner:
                 request.begun = True
                 asked = await planner.ask(self._question(preview, now))
                 identified, until = True, None if asked["good_s"] is None else now + asked["good_s"]
-                answer = await self._planned(planner, asked["id"], preview)
+                answer = await self._planned(planner, _identified(planner, asked["id"], preview), preview, now)
             answer = answer if isinstance(answer, PlanAnswer) else await asyncio.shield(answer)
         except HttpProblem as problem:
             # Where instances are rented, parsing may ask AWS, which may answer differently the next time.
@@ -296,12 +310,15 @@ class Plans:
             "body": preview.body.decode("latin-1"),
             "media_type": preview.media_type,
             **preview.options.model_dump(),
+            "option": "" if preview.beside is None else preview.beside[1],
             "most_usd": self._settings.limits.max_cost_usd,
             "now": now,
             "planning_s": self._settings.limits.planning_s,
         }
 
-    async def _planned(self, planner: Planner, id: str, preview: Preview) -> PlanAnswer | asyncio.Future[PlanAnswer]:
+    async def _planned(
+        self, planner: Planner, id: str, preview: Preview, now: float
+    ) -> PlanAnswer | asyncio.Future[PlanAnswer]:
         """Return the answer to the planner's question, or the future of another planner that works on it."""
         # Another planner may begin it, or finish, during the lookup in the store.
         known = (await self.find(id) if id in self._kept else None) or self._memory.answer(id) or self._planning.get(id)
@@ -310,7 +327,7 @@ class Plans:
             return known
         promise = self._planning[id] = asyncio.get_running_loop().create_future()
         try:
-            answer = await self._plan(planner, id, preview)
+            answer = await self._plan(planner, id, preview, now)
             promise.set_result(answer)
         except HttpProblem as problem:
             promise.set_exception(again(problem))
@@ -323,11 +340,13 @@ class Plans:
                 promise.exception()
         return answer
 
-    async def _plan(self, planner: Planner, id: str, preview: Preview) -> PlanAnswer:
+    async def _plan(self, planner: Planner, id: str, preview: Preview, now: float) -> PlanAnswer:
         facts, body = await planner.plan()
         answer = PlanAnswer(id=id, status=facts["status"], body=body)
         self._memory.keep_answer(answer)
-        options = preview.options.model_dump(exclude={"overrides"})
+        if preview.beside is not None:
+            return answer
+        options = preview.options.model_dump(exclude={"overrides"}) | {"now": now}
         self._keep(
             StoredPlan(
                 id=id,
@@ -340,13 +359,16 @@ class Plans:
         )
         return answer
 
-    async def _stored(self, id: str) -> PlanAnswer | None:
+    async def _stored_plan(self, id: str) -> StoredPlan | None:
         unkept = self._unkept.get(id)
         try:
-            found = unkept or await asyncio.to_thread(self._store.plan, id)
+            return unkept or await asyncio.to_thread(self._store.plan, id)
         except RubberbandError as error:
             _log.warning("plan %s was not looked up: %s", id, error)
             return None
+
+    async def _stored(self, id: str) -> PlanAnswer | None:
+        found = await self._stored_plan(id)
         if found is None:
             return None
         answer = PlanAnswer(id=found.id, status=found.status, body=found.body)
@@ -375,6 +397,18 @@ class Plans:
                 _log.warning("%d plans were not stored: %s", len(plans), error)
             for plan in plans:
                 self._unkept.pop(plan.id, None)
+
+
+def _identified(planner: Planner, id: str, preview: Preview) -> str:
+    """Return the id of an answer. Raises Problem NOT_FOUND if the plan that a row is beside would be another today."""
+    if preview.beside is None:
+        return id
+    plan, scheduler, _ = preview.beside
+    if id != plan:
+        planner.skip()
+        detail = f"plan {plan} was made with other prices or start times than today's; POST /v1/plans makes a new one"
+        raise HttpProblem(NOT_FOUND, detail)
+    return option_id(plan, scheduler)
 
 
 def fingerprint(*parts: bytes) -> bytes:

@@ -19,7 +19,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -32,6 +32,7 @@ from rubberband.api.problems import (
     CONFLICT,
     INFEASIBLE,
     INTERNAL,
+    NOT_FOUND,
     PROFILE_MISSING,
     REFUSED,
     TOO_LONG,
@@ -47,7 +48,7 @@ from rubberband.executor.training.entrypoint import with_trial
 from rubberband.planner import Estimate
 from rubberband.planning import feasible
 from rubberband.planning.clusters import on_cluster
-from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas
+from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, Profiles
 from rubberband.planning.prices_and_quotas import (
     EstimateAnswer,
     answer,
@@ -267,6 +268,8 @@ class Question:
     """Lifetime of the id of the same settings; None: unlimited."""
     words: Json
     """Settings of the experiment, without defaults."""
+    option: str = ""
+    """The scheduler whose row beside the plan is asked for; empty: the plan itself."""
 
 
 def question_of(
@@ -324,6 +327,7 @@ def question_of(
         id=_identity(experiment, found, options, prices, asked["now"]),
         good_s=good_s,
         words=words,
+        option=asked.get("option", ""),
     )
 
 
@@ -373,14 +377,35 @@ def planned(question: Question) -> tuple[int, bytes]:
         )
     given = dict(question.options)
     options = PlanningOptions(now=question.now, to_size=given.pop("size"), **given)
-    found = answer(question.experiment, profiles, question.prices, options)
+    if question.option:
+        return 200, _option(question, profiles, replace(options, compare=True, advise=False))
+    found = answer(question.experiment, profiles, question.prices, replace(options, simulate=False))
+    data = found.to_json()
+    for option in data["options"]:
+        if option.get("pending"):
+            option["url"] = f"/v1/plans/{option_id(question.id, option['scheduler'])}"
     if found.estimate.feasible:
-        return 200, json.dumps(found.to_json() | {"id": question.id}, allow_nan=False).encode()
-    problem = infeasible(found, question.id)
+        return 200, json.dumps(data | {"id": question.id}, allow_nan=False).encode()
+    problem = infeasible(found, data, question.id)
     return problem.kind.status, json.dumps(problem.to_json(), allow_nan=False).encode()
 
 
-def infeasible(found: EstimateAnswer, identity: str) -> HttpProblem:
+def option_id(plan: str, scheduler: str) -> str:
+    """Return the id of the row of another scheduler beside a plan."""
+    return f"{plan}/options/{scheduler}"
+
+
+def _option(question: Question, profiles: Profiles, options: PlanningOptions) -> bytes:
+    """Return the row of another scheduler, simulated where it was pending. Raises Problem NOT_FOUND without one."""
+    found = feasible.planned(question.experiment, profiles, question.prices, options).estimate.to_json()
+    row = next((one for one in found["options"] if one.get("scheduler") == question.option), None)
+    if row is None:
+        detail = f"plan {question.id} has no option with scheduler {shown(question.option)}; its options name theirs"
+        raise HttpProblem(NOT_FOUND, detail)
+    return json.dumps(row, allow_nan=False).encode()
+
+
+def infeasible(found: EstimateAnswer, data: Json, identity: str) -> HttpProblem:
     """Return the problem that no plan meets the limits, with the nearest limits and the remedies."""
     estimate = found.estimate
     if estimate.nearest is not None:
@@ -392,7 +417,6 @@ def infeasible(found: EstimateAnswer, identity: str) -> HttpProblem:
         detail = "the plan of this policy does not keep the limits; change the policy, or raise the limits"
     words = {"deadline": format_duration(math.ceil(jct_s)), "max_cost": math.ceil(cost_usd * 100.0) / 100.0}
     nearest = {"jct_s": jct_s, "cost_usd": cost_usd}
-    data = found.to_json()
     return HttpProblem(
         INFEASIBLE,
         detail,

@@ -207,6 +207,7 @@ EXAMPLES: Mapping[str, Any] = yaml.safe_load(resources.files(__package__).joinpa
 """Name -> an example of an answer, or of an experiment file."""
 _OF_SCHEMAS = {
     "PlanView": "plan",
+    "OptionView": "option",
     "PoolView": "pool",
     "TokenView": "token",
     "MadeToken": "made_token",

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Coroutine
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
@@ -34,10 +34,11 @@ from rubberband.api.problems import (
 )
 from rubberband.api.routes import Reader, Service, Serving, caller_of
 from rubberband.api.routes.answers import EXAMPLES, EXPERIMENT_BODY, invalid, refusals, require_documented
-from rubberband.client.models import PlanView
+from rubberband.client.models import OptionView, PlanView
 from rubberband.units import shown
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"])
+_Answered = TypeVar("_Answered", bound="PlanAnswer | None")
 
 
 def _parameters() -> list[dict[str, Any]]:
@@ -117,6 +118,12 @@ async def _beside_promises(
     return Response(json.dumps(view).encode(), 200, {"Cache-Control": "no-store"}, media_type="application/json")
 
 
+PlanId = Annotated[
+    str, Path(description="The plan's id.", pattern="^[A-Za-z0-9_-]{1,64}$", examples=[EXAMPLES["plan"]["id"]])
+]
+SCHEDULER = Path(description="The scheduler of the option.", pattern="^[a-z]{1,32}$", examples=["asha"])
+
+
 @router.get(
     "/{id}",
     summary="Get a previewed plan",
@@ -124,25 +131,44 @@ async def _beside_promises(
     response_model=PlanView,
     responses=_RESPONSES | {304: {"description": "The plan is unchanged (If-None-Match)."}} | _refusals(NOT_FOUND),
 )
-async def get_plan(
-    request: Request,
-    service: Serving,
-    _reader: Reader,
-    id: Annotated[
-        str, Path(description="The plan's id.", pattern="^[A-Za-z0-9_-]{1,64}$", examples=[EXAMPLES["plan"]["id"]])
-    ],
-) -> Response:
+async def get_plan(request: Request, service: Serving, _reader: Reader, id: PlanId) -> Response:
     """The answer of a preview, as it was given; 422 again for what had no plan. Old ones are let go in time."""
     require_documented(request)
     answer = await service.plans.find(id)
     if answer is None:
-        raise HttpProblem(NOT_FOUND, f"plan {shown(id)} not found, or expired; POST /v1/plans makes one")
+        raise _unknown(id)
     if f'"{id}"' in request.headers.get("if-none-match", "") and answer.status == 200:
         return Response(status_code=304, headers=_headers(answer))
     return _response(answer)
 
 
-async def _unless_left(request: Request, answering: Coroutine[Any, Any, PlanAnswer]) -> PlanAnswer:
+@router.get(
+    "/{id}/options/{scheduler}",
+    summary="Get the option of another scheduler",
+    operation_id="getPlanOption",
+    response_model=OptionView,
+    responses=refusals(NOT_FOUND, TOO_LONG, PROVIDER, UNAVAILABLE, REFUSED)
+    | {200: {"description": "The row, simulated.", "headers": _HEADERS}},
+)
+async def get_plan_option(
+    request: Request, service: Serving, _reader: Reader, id: PlanId, scheduler: Annotated[str, SCHEDULER]
+) -> Response:
+    """The row of `options` that a preview left `pending`: the best plan under another scheduler, which is simulated.
+
+    The same plan has the same row.
+    """
+    require_documented(request)
+    answer = await _unless_left(request, service.plans.option(id, scheduler, caller_of(request)))
+    if answer is None:
+        raise _unknown(id)
+    return _response(answer)
+
+
+def _unknown(id: str) -> HttpProblem:
+    return HttpProblem(NOT_FOUND, f"plan {shown(id)} not found, or expired; POST /v1/plans makes one")
+
+
+async def _unless_left(request: Request, answering: Coroutine[Any, Any, _Answered]) -> _Answered:
     """Return the answer, unless the client disconnects first: a moved slider abandons many requests."""
     answer, left = asyncio.create_task(answering), asyncio.create_task(_left(request))
     try:

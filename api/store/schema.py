@@ -65,7 +65,7 @@ class StoredPlan:
     created_at: float
     words: Mapping[str, Any]
     options: Mapping[str, Any]
-    """policy, frontier, seed."""
+    """policy, frontier, size, seed, and the Unix time that its experiment would start at: `now`."""
     status: int
     """200, or 422 where no plan is feasible."""
     body: bytes

@@ -90,6 +90,7 @@ class AsyncClient(Connected):
 
     plan = _awaited(Client.plan)
     stored_plan = _awaited(Client.stored_plan)
+    plan_option = _awaited(Client.plan_option)
     submit = _awaited(Client.submit)
     experiments = _iterated(Client.experiments)
     experiment = _awaited(Client.experiment)

@@ -129,6 +129,26 @@ class Client(Connected):
         """
         return self._send(calls.get(f"/v1/plans/{quote(id, safe='')}"))
 
+    def plan_option(self, id: str, scheduler: str = "asha") -> models.OptionView:
+        """Return the option of another scheduler that a plan left `pending`: it is simulated now.
+
+        Args:
+            id: The `id` of a plan that `plan` returned.
+            scheduler: The `scheduler` of the option.
+
+        Returns:
+            The option, with its plan and prediction, as `rubberband estimate -o json` has it.
+
+        Raises:
+            InputError: The service has no such plan, or no longer, or the plan has no such option.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     client.plan_option(client.plan("experiment.yaml")["id"])["feasible"]
+            True
+        """
+        return self._send(calls.get(f"/v1/plans/{quote(id, safe='')}/options/{quote(scheduler, safe='')}"))
+
     def submit(
         self,
         experiment: calls.Submittable,

@@ -493,6 +493,27 @@ class EventView(TypedDict):
     data: dict[str, Any]
 
 
+class OptionView(Answer):
+    """An alternative to a plan: another policy, market, instance type or scheduler."""
+
+    policy: str
+    instance_type: str
+    spot: bool
+    """Whether it may buy on the spot market."""
+    batch: str
+    scheduler: NotRequired[str]
+    """The scheduler, where it is another one for the same configurations."""
+    pending: NotRequired[bool]
+    """True where the row is still to be simulated; it has a `url` then, and nothing of what follows."""
+    url: NotRequired[str]
+    """Path of the row."""
+    feasible: NotRequired[bool]
+    reason: NotRequired[str | None]
+    """Why no plan is feasible."""
+    plan: NotRequired[dict[str, Any] | None]
+    prediction: NotRequired[dict[str, Any] | None]
+
+
 class PlanView(Answer):
     """An estimate: what `rubberband estimate -o json` prints (`rubberband.estimate/1`), and its id."""
 
@@ -508,6 +529,8 @@ class PlanView(Answer):
     """Time in seconds and cost in US dollars, each a mean with quantiles."""
     frontier: list[dict[str, float]]
     """Plans that no other beats on both time and cost, fastest first."""
+    options: NotRequired[list[OptionView]]
+    """The alternatives. One that is `pending` takes a simulation; its row is at its `url`."""
     promise: NotRequired[dict[str, float] | None]
     """`start_at` and `end_at` (Unix time) that a pool would promise a submission; only with a pool and a deadline."""
     size: NotRequired[dict[str, Any] | None]

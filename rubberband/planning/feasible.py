@@ -105,6 +105,8 @@ class PlanningOptions:
     """Whether the search is sized to the limits first; it is in any case where its size is auto."""
     compare: bool = False
     """Whether the alternatives are planned too."""
+    simulate: bool = True
+    """Whether they include one that takes a simulation; else it is pending."""
     frontier: bool = False
     """Whether the whole frontier is found, which takes much longer."""
     seed: int = 0
@@ -169,6 +171,7 @@ def _estimated(experiment: Experiment, found: Sequence[Problem], options: Planni
         compare=options.compare,
         with_frontier=options.frontier,
         other_scheduler=experiment.search.other_scheduler() if options.compare else None,
+        simulate=options.simulate,
     )
 
 

@@ -18,7 +18,7 @@ from rubberband.api.experiments.admission import Admission
 from rubberband.api.experiments.extending import Wanted
 from rubberband.api.experiments.starting import conflict, raised_as_problems
 from rubberband.api.plans.previews import PlanAnswer, Plans, Preview
-from rubberband.api.plans.process import planned, question_of
+from rubberband.api.plans.process import option_id, planned, question_of
 from rubberband.api.problems import CONFLICT, NAME_TAKEN, NOT_FOUND, HttpProblem
 from rubberband.api.routes import Service
 from rubberband.api.routes.events import EventFeed
@@ -192,6 +192,8 @@ class NearPlans(Plans):
     def _near(self, asked: dict[str, Any]) -> PlanAnswer:
         question = question_of(asked, self.settings.home, live=False)
         status, body = planned(question)
+        if question.option:
+            return PlanAnswer(id=option_id(question.id, question.option), status=status, body=body)
         answer, now = {"id": question.id, "status": status, "body": body}, self.settings.clock()
         self.store.keep_plans([StoredPlan(**answer, created_at=now, words=question.words, options={})])
         return PlanAnswer(**answer)

@@ -64,6 +64,28 @@ def test_a_preview_fits_desks_and_phones(browser: Any, address: str, phone: bool
         visit.shot(f"plan-{'phone' if phone else 'desk'}-{'dark' if dark else 'light'}")
 
 
+def test_the_row_of_asha_is_filled_in_by_itself(browser: Any, address: str) -> None:
+    with visiting(browser, address) as visit:
+        page = preview(visit, SCALING.replace("deadline: 72s", "deadline: 20m"))
+        planned(page)
+        row = page.get_by_role("table", name="Options").get_by_role("row").filter(has_text="asha: no SYNC")
+        expect(row).to_contain_text(re.compile(r"\d+s.*0\.\d+"))
+        expect(row).not_to_contain_text("simulating")
+
+
+def test_a_row_that_cannot_be_simulated_says_why(browser: Any, address: str) -> None:
+    with visiting(browser, address) as visit:
+        busy = json.dumps({"title": "Busy", "status": 422, "detail": "all planning processes are busy"})
+        visit.page.route(
+            "**/v1/plans/*/options/asha",
+            lambda route: route.fulfill(status=422, content_type="application/problem+json", body=busy),
+        )
+        page = preview(visit)
+        planned(page)
+        row = page.get_by_role("table", name="Options").get_by_role("row").filter(has_text="asha: no SYNC")
+        expect(row).to_contain_text("not known: all planning processes are busy")
+
+
 def test_the_plan_follows_the_slider(browser: Any, address: str) -> None:
     with visiting(browser, address) as visit:
         page = preview(visit)

@@ -53,6 +53,20 @@ def test_a_plan_is_previewed_and_found_again(client: Client) -> None:
     assert (unchanged.status_code, unchanged.content) == (304, b"")
 
 
+def test_the_option_that_is_simulated_is_answered_apart(client: Client) -> None:
+    plan = post(client, words()).json()
+    (row,) = [option for option in plan["options"] if option.get("pending")]
+    assert "prediction" not in row
+    answer = client.get(row["url"])
+    assert (answer.status_code, answer.headers["content-location"]) == (200, row["url"])
+    found = answer.json()
+    assert (found["scheduler"], found["feasible"]) == ("asha", True)
+    assert found["prediction"]["num_samples"] > 1
+    assert client.get(row["url"]).content == answer.content
+    unknown = client.get(row["url"].replace("asha", "pbt"))
+    assert (unknown.status_code, unknown.json()["type"]) == (404, "/problems/not-found")
+
+
 def test_the_same_question_has_the_same_answer(client: Client) -> None:
     first = post(client, words())
     assert post(client, words()).content == first.content

@@ -115,6 +115,7 @@ REFUSALS: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     ("GET /v1/experiments/there/trials/99", {}, "not-found", "it has 0 to 11"),
     ("GET /v1/plans/unknown", {}, "not-found", "POST /v1/plans makes one"),
+    ("GET /v1/plans/unknown/options/asha", {}, "not-found", "POST /v1/plans makes one"),
     *((f"POST /v1/experiments/none/{act}", {}, "not-found", "not found") for act in ("cancel", "resume")),
     ("POST /v1/experiments/none/extend", {"json": {"max_cost": 1}}, "not-found", "not found"),
     ("POST /v1/experiments/none/limit", {"json": {"max_instances": 1}}, "not-found", "not found"),

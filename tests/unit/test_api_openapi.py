@@ -212,7 +212,7 @@ def test_requests_that_spend_money_or_delete_take_a_key(document: dict[str, Any]
     assert keyed == {f"{act}Experiment" for act in acts} | {"stopTrial", "addTrial"}
 
 
-MADE_UP = {"/v1/pool", "/v1/plans/{id}", "/v1/tokens/{id}"}
+MADE_UP = {"/v1/pool", "/v1/plans/{id}", "/v1/plans/{id}/options/{scheduler}", "/v1/tokens/{id}"}
 """Their examples are random ids: nothing is there."""
 REFUSED = {"getCheckpoint", "deleteExperiment", "stopTrial"}
 """A virtual run has no checkpoint, and an experiment that waits is not deleted; none of its trials is stopped."""

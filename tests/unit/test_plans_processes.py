@@ -41,6 +41,9 @@ def test_a_question_is_planned_once(tmp_path: Path) -> None:
         assert plans.recall(of(asked)) == answers[0]
         assert await plans.find(answers[0].id) == answers[0]
         assert await plans.find("unknown") is None
+        assert await plans.option("unknown", "asha") is None
+        first, second = await asyncio.gather(*(plans.option(answers[0].id, "asha") for _ in range(2)))
+        assert first is second is await plans.option(answers[0].id, "asha")
 
     served(tmp_path, ask, planners=2)
 

@@ -119,8 +119,18 @@ def test_a_feasible_answer_is_the_estimate_and_its_id() -> None:
     assert profiles is not None
     expected = answer(experiment, profiles, PricesAndQuotas(), PlanningOptions(now=0.0, clock=lambda: 0.0)).to_json()
     assert status == 200
-    found = json.loads(body)
-    assert found | {"planning_s": 0.0} == json.loads(json.dumps(expected)) | {"id": asking.id}
+    found, whole = json.loads(body), json.loads(json.dumps(expected)) | {"id": asking.id}
+    (at,) = [at for at, option in enumerate(found["options"]) if option.get("pending")]
+    url = found["options"][at]["url"]
+    assert url == f"/v1/plans/{asking.id}/options/asha"
+    assert planned(question(words(), option="asha")) == (200, json.dumps(whole["options"][at]).encode())
+    found["options"][at] = whole["options"][at]
+    assert found | {"planning_s": 0.0} == whole
+
+
+def test_an_option_that_the_plan_has_not_is_refused() -> None:
+    with pytest.raises(HttpProblem, match="has no option with scheduler 'pbt'"):
+        planned(question(words(), option="pbt"))
 
 
 @pytest.mark.parametrize("changes", [{"constraints__deadline": "10s"}, {"constraints__max_cost": 0.001}])

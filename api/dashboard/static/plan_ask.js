@@ -21,6 +21,17 @@ export function frontier(question, signal) {
   return ask("/v1/plans", question, [["policy", question.policy], ["frontier", "true"], ...named(free)], { signal });
 }
 
+// The row of another scheduler, which is simulated.
+export async function option(url, signal) {
+  try {
+    const answer = await fetch(url, { headers: { Accept: "application/json" }, signal });
+    const body = await answer.json();
+    return answer.ok ? body : { failed: body.detail };
+  } catch (error) {
+    return error.name === "AbortError" ? null : { failed: "the service cannot be reached; is it running?" };
+  }
+}
+
 export function preflight(question, signal) {
   return ask("/plan/check", question, named(sets_of(question)), { signal });
 }

@@ -2,6 +2,7 @@
 import { draw } from "./charts.js";
 import { byId, make, show, table } from "./dom.js";
 import { allocation_figure } from "./plan_figures.js";
+import { option } from "./plan_ask.js";
 import { nearest, refusal, told } from "./plan_remedies.js";
 import { counted, difference, duration, gpus_each, percent, place_of, promised, usd } from "./plan_words.js";
 
@@ -20,6 +21,8 @@ const SCHEDULERS = {
 };
 
 let allocated = "";
+let asking = new AbortController();
+const PAUSE_MS = 250;
 
 // Everything below the limits, for a plan that there is.
 export function show_plan(estimate) {
@@ -37,6 +40,7 @@ export function show_plan(estimate) {
   byId("cards").replaceChildren(...cards(estimate));
   byId("stages").replaceChildren(stages(estimate), ...bill(estimate.bill ?? []));
   byId("options").replaceChildren(options(estimate));
+  complete(estimate);
   byId("assumptions").replaceChildren(assumptions(estimate.assumptions));
   byId("notes").replaceChildren(...estimate.notes.map((note) => make("li", {}, note)));
   const figure = allocation_figure(estimate);
@@ -153,6 +157,21 @@ function bill(lines) {
   return [table("The bill", [["the bill", "words"], ["cost (USD)", ""]], lines.map((one) => [one.line, usd(one.usd, smallest)]))];
 }
 
+// Asks for the rows that are simulated, once limits rest; a row stays with its estimate.
+async function complete(estimate) {
+  asking.abort();
+  const { signal } = asking = new AbortController();
+  for (const [at, one] of estimate.options.entries()) {
+    if (!one.pending) continue;
+    await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
+    if (signal.aborted) return;
+    const found = await option(one.url, signal);
+    if (!found || signal.aborted) return;
+    if (!found.failed) estimate.options[at] = found;
+    byId("options").replaceChildren(options(found.failed ? { ...estimate, options: estimate.options.with(at, { ...one, ...found }) } : estimate));
+  }
+}
+
 function options(estimate) {
   const fixed = fixed_cluster(estimate);
   const types = new Set([estimate.instance_type, ...estimate.options.map((one) => one.instance_type)]);
@@ -166,7 +185,7 @@ function options(estimate) {
   const row = (one, own) => (one.prediction
     ? [name(one, own), shape(one), duration(one.prediction.jct_s.mean), usd(one.prediction.cost_usd.mean),
       own && !fixed ? "" : difference(one.prediction.cost_usd.mean, (fixed ?? estimate).prediction.cost_usd.mean)]
-    : [name(one, own), "none within the limits", "-", "-", "-"]);
+    : [name(one, own), one.failed ? `not known: ${one.failed}` : one.pending ? "simulating …" : "none within the limits", "-", "-", "-"]);
   const columns = [["option", "words"], ["instances", "words"], ["time", ""], ["cost (USD)", ""], [fixed ? "against fixed" : "against this plan", ""]];
   return table("Options", columns, [row(estimate, true), ...estimate.options.map((one) => row(one, false))]);
 }
