@@ -6,10 +6,12 @@ It states the problem for the solver (`rubberband.planner.exact.solver`) and wor
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
+from operator import attrgetter
 
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.planner import risk
@@ -38,6 +40,7 @@ class _Allocation:
 
 
 _Allocations = tuple[_Allocation, ...]
+_gpus_of = attrgetter("gpus")
 Key = tuple[tuple[int, int], ...]
 """Instances and GPUs per trial of each stage."""
 Figures = tuple[float, float]
@@ -164,9 +167,9 @@ class _AllocationSearch:
         """Lower one stage by the smallest step to a fair allocation: one candidate for each stage."""
         candidates = []
         for index, (ladder, allocation) in enumerate(zip(self._ladders, allocations, strict=True)):
-            lower = [fair for fair in ladder if fair.gpus < allocation.gpus]
-            if lower:
-                candidates.append((*allocations[:index], lower[-1], *allocations[index + 1 :]))
+            below = bisect_left(ladder, allocation.gpus, key=_gpus_of)
+            if below:
+                candidates.append((*allocations[:index], ladder[below - 1], *allocations[index + 1 :]))
         return candidates
 
 

@@ -18,9 +18,9 @@ TIME_TOLERANCE_S = 1e-6
 COST_TOLERANCE_USD = 1e-9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PlanLabels:
-    """N partial plans that end with the same stage."""
+    """N partial plans that end with the same stage; not frozen, which would take as long as a few sums."""
 
     time_s: Floats
     cost_usd: Floats
@@ -351,6 +351,11 @@ def _entry(table: StageTable, weights: _Weights) -> Floats:
 
 def _onward(table: StageTable, weights: _Weights, onward: Floats) -> Floats:
     """(R, m) Return the best way on from each count: keep or shrink, grow, or start anew on the other market."""
+    if len(table.blocks) == 1:
+        grow = np.minimum.accumulate((onward + weights.new)[:, ::-1], axis=1)[:, ::-1]
+        grow += weights.old
+        grow += weights.delay
+        return np.minimum(np.minimum.accumulate(onward, axis=1), grow, out=grow)
     best = np.empty_like(onward)
     for block in table.blocks:
         here, new = onward[:, block], weights.new[:, block]

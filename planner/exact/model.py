@@ -127,6 +127,8 @@ class MeanTimes:
     stages: Sequence[Stage]
     profile: Profile
     offer: Offer
+    _runs_s: dict[tuple[int, int, Market], float] = field(default_factory=dict, compare=False, repr=False)
+    """By stage, GPUs per trial and market."""
 
     def provision_s(self, index: int) -> float:
         return self.offer.provision_delay_s
@@ -147,7 +149,11 @@ class MeanTimes:
         return self.stages[index].trials * self._run_s(index, choice)
 
     def _run_s(self, index: int, choice: StagePlan) -> float:
-        return run_s(self.stages[index], choice.gpus_per_trial, self.profile, self.offer, choice.market)
+        key = (index, choice.gpus_per_trial, choice.market)
+        known = self._runs_s.get(key)
+        if known is None:
+            known = self._runs_s[key] = run_s(self.stages[index], key[1], self.profile, self.offer, key[2])
+        return known
 
 
 class StageOutcome(NamedTuple):
@@ -231,43 +237,42 @@ class Rates:
         return price_usd_per_s * (choice.gpus_per_trial / self.slots) * times.busy_s(index, choice)
 
 
-class _Cluster(NamedTuple):
-    """The instances held, all of one market (None: none yet)."""
+def _groups_of(held: Sequence[Cohort], rates: Rates) -> tuple[_Groups, Market | None]:
+    """Return the groups of instances held, and their market."""
+    markets = {cohort.market for cohort in held}
+    assert len(markets) <= 1, "instances held are of one market"
+    oldest_first = sorted(held, key=lambda cohort: -cohort.held_s)
+    groups = tuple(rates.group(cohort.instances, float(cohort.held_s)) for cohort in oldest_first)
+    return groups, markets.pop() if markets else None
 
-    groups: _Groups = ()
-    market: Market | None = None
 
-    @classmethod
-    def of(cls, held: Sequence[Cohort], rates: Rates) -> _Cluster:
-        markets = {cohort.market for cohort in held}
-        assert len(markets) <= 1, "instances held are of one market"
-        oldest_first = sorted(held, key=lambda cohort: -cohort.held_s)
-        groups = tuple(rates.group(cohort.instances, float(cohort.held_s)) for cohort in oldest_first)
-        return cls(groups, markets.pop() if markets else None)
+def _after(
+    groups: _Groups, index: int, choice: StagePlan, rates: Rates, times: Times
+) -> tuple[_Groups, Value, Value, Value]:
+    """Run stage `index`: release what it does not need, start what it lacks, hold all while it lasts.
 
-    def step(self, index: int, choice: StagePlan, rates: Rates, times: Times) -> tuple[_Cluster, StageOutcome]:
-        """Run stage `index`: release what it does not need, start what it lacks, hold all while it lasts."""
-        market = choice.market
-        groups = self.groups if market == self.market else ()
-        before = sum([group[0] for group in groups])
-        missing = choice.instances - before
-        provisioning_s, cost_usd = 0.0, rates.trials_usd(index, choice, times)
-        if missing < 0:
-            groups = _released(groups, -missing)
-        elif missing > 0:
-            provision_s, init_s = times.provision_s(index), times.init_s(index, missing)
-            provisioning_s = provision_s + init_s
-            groups, held_usd = rates.hold(groups, provision_s, market)
-            groups, init_usd = rates.hold((*groups, rates.group(missing, 0.0)), init_s, market)
-            cost_usd = cost_usd + held_usd + rates.start_usd(missing, market) + init_usd
-        if market == "spot":
-            wait_s = times.unsettled_s(index, choice, before)
-            groups, held_usd = rates.hold(groups, wait_s, market)
-            provisioning_s, cost_usd = provisioning_s + wait_s, cost_usd + held_usd
-        duration_s = times.stage_s(index, choice)
-        groups, held_usd = rates.hold(groups, duration_s, market)
-        cost_usd = cost_usd + held_usd + rates.head_usd_per_s * (provisioning_s + duration_s)
-        return _Cluster(groups, market), StageOutcome(provisioning_s, duration_s, cost_usd)
+    `groups` are held on the stage's market. Return those held after it, and the parts of its `StageOutcome`.
+    """
+    market = choice.market
+    before = sum([group[0] for group in groups])
+    missing = choice.instances - before
+    provisioning_s, cost_usd = 0.0, rates.trials_usd(index, choice, times)
+    if missing < 0:
+        groups = _released(groups, -missing)
+    elif missing > 0:
+        provision_s, init_s = times.provision_s(index), times.init_s(index, missing)
+        provisioning_s = provision_s + init_s
+        groups, held_usd = rates.hold(groups, provision_s, market)
+        groups, init_usd = rates.hold((*groups, rates.group(missing, 0.0)), init_s, market)
+        cost_usd = cost_usd + held_usd + rates.start_usd(missing, market) + init_usd
+    if market == "spot":
+        wait_s = times.unsettled_s(index, choice, before)
+        groups, held_usd = rates.hold(groups, wait_s, market)
+        provisioning_s, cost_usd = provisioning_s + wait_s, cost_usd + held_usd
+    duration_s = times.stage_s(index, choice)
+    groups, held_usd = rates.hold(groups, duration_s, market)
+    cost_usd = cost_usd + held_usd + rates.head_usd_per_s * (provisioning_s + duration_s)
+    return groups, provisioning_s, duration_s, cost_usd
 
 
 def _released(groups: _Groups, surplus: int) -> _Groups:
@@ -284,10 +289,12 @@ def _released(groups: _Groups, surplus: int) -> _Groups:
 def walk(plan: Plan, offer: Offer, times: Times, held: Sequence[Cohort] = ()) -> list[StageOutcome]:
     """Return the stages of a plan one after another, each with what it adds to the bill."""
     rates = Rates.of(offer)
-    cluster, steps = _Cluster.of(held, rates), []
+    (groups, market), steps = _groups_of(held, rates), list[StageOutcome]()
     for index, choice in enumerate(plan.stages):
-        cluster, step = cluster.step(index, choice, rates, times)
-        steps.append(step)
+        kept = groups if choice.market == market else ()
+        groups, *outcome = _after(kept, index, choice, rates, times)
+        market = choice.market
+        steps.append(StageOutcome(*outcome))
     return steps
 
 
@@ -338,9 +345,10 @@ def summed(plan: Plan, profile: Profile, offer: Offer, steps: Sequence[StageOutc
 class _Node:
     """State of a job after its first stages."""
 
-    cluster: _Cluster
-    jct_s: float
-    costs_usd: tuple[float, ...]
+    groups: _Groups = ()
+    market: Market | None = None
+    jct_s: float = 0.0
+    costs_usd: tuple[float, ...] = ()
     """Costs of the stages so far."""
     after: dict[tuple[int, int, Market], _Node] = field(default_factory=dict)
     """By the next stage's instances, GPUs per trial and market."""
@@ -364,13 +372,15 @@ class MeanCost:
         self.figures = {}
         self._offer, self._rates, self._num_stages = offer, Rates.of(offer), len(stages)
         self._times = MeanTimes(stages, profile, offer)
-        self._root, self._num_nodes = _Node(_Cluster(), 0.0, ()), 0
+        self._root, self._num_nodes = _Node(), 0
+        self._checked = set[tuple[int, tuple[int, int, Market]]]()
+        """Choices of stages that can be carried out."""
 
     def __call__(self, plan: Plan) -> tuple[float, float]:
         """Return time and cost of the plan. Raises InputError as `predict` does."""
         check_length(self._num_stages, plan)
         if self._num_nodes > MOST_NODES:
-            self._root, self._num_nodes = _Node(_Cluster(), 0.0, ()), 0
+            self._root, self._num_nodes = _Node(), 0
             self.figures.clear()
         node = self._root
         for index, choice in enumerate(plan.stages):
@@ -379,12 +389,15 @@ class MeanCost:
         return node.jct_s, sum(node.costs_usd)
 
     def _grown(self, node: _Node, index: int, choice: StagePlan, key: tuple[int, int, Market]) -> _Node:
-        check_choice(index, choice, self._offer)
-        cluster, step = node.cluster.step(index, choice, self._rates, self._times)
-        jct_s = node.jct_s + (step.provisioning_s + step.duration_s)
-        node.after[key] = _Node(cluster, jct_s, (*node.costs_usd, step.cost_usd))
+        if (index, key) not in self._checked:
+            check_choice(index, choice, self._offer)
+            self._checked.add((index, key))
+        kept = node.groups if choice.market == node.market else ()
+        groups, provisioning_s, duration_s, cost_usd = _after(kept, index, choice, self._rates, self._times)
+        jct_s = node.jct_s + (provisioning_s + duration_s)
+        grown = node.after[key] = _Node(groups, choice.market, jct_s, (*node.costs_usd, cost_usd))
         self._num_nodes += 1
-        return node.after[key]
+        return grown
 
 
 def mean_cost_of(stages: Sequence[Stage], profile: Profile, offer: Offer) -> MeanCost:

@@ -41,7 +41,7 @@ def by_objective(objective: Objective, time_s: Any, cost_usd: Any) -> tuple[Any,
     return (cost_usd, time_s) if objective == "min_cost" else (time_s, cost_usd)
 
 
-_FAR = np.geomspace(1 / 64, 4096, 19)
+_FAR = np.concatenate([[0.0], np.geomspace(1 / 64, 4096, 19)])
 _NEAR = np.geomspace(1 / 64, 64, 12)
 """Weights of time, as shares of cost per second."""
 _SLOPES = np.geomspace(1 / 256, 256, 40)
@@ -167,15 +167,15 @@ def _widening(
     if not np.isfinite(reach) or reach <= lowest * (1.0 + 1e-9):
         return [reach]
     rooms = _Rooms.of(box.within(objective, reach), relaxed.rows)
-    num_states = sum(len(_open_counts(relaxed, stage, rooms)) for stage in range(table.num_stages))
+    num_states = sum(map(len, _open_counts(relaxed, rooms)))
     if num_states * table.duration_s.shape[2] <= _FEW_STATES:
         return [reach]
     return [lowest + share * (reach - lowest) for share in (0.02, 0.1, 0.3)] + [reach]
 
 
-def _open_counts(relaxed: Relaxed, stage: int, rooms: _Rooms) -> Ints:
-    """Return indices of the instance counts that some plan in the rooms may use in `stage`."""
-    return np.flatnonzero(rooms.open(relaxed.so_far[stage] + relaxed.to_go[stage + 1]))
+def _open_counts(relaxed: Relaxed, rooms: _Rooms) -> list[Ints]:
+    """Return indices of the instance counts that some plan in the rooms may use in each stage."""
+    return [np.flatnonzero(is_open) for is_open in rooms.open(relaxed.so_far + relaxed.to_go[1:])]
 
 
 def pareto(table: StageTable, box: Box, *, constant: bool = False) -> list[FoundPlan]:
@@ -259,10 +259,10 @@ class _Rooms:
         return float(self.limits[here].max()) if here.any(axis=1).all() else np.inf
 
     def open(self, weights: Floats) -> Bools:
-        """(N,) Whether partial plans of these weights (R, N) may lie in a room."""
-        is_open = np.zeros(weights.shape[1], dtype=bool)
+        """(stages, N) Whether partial plans of these weights (stages, R, N) may lie in a room."""
+        is_open = np.zeros((weights.shape[0], weights.shape[2]), dtype=bool)
         for rows, limits in zip(self.rows, self.limits, strict=True):
-            is_open |= (weights[rows] <= limits[:, None]).all(axis=0)
+            is_open |= (weights[:, rows] <= limits[:, None]).all(axis=1)
         return is_open
 
 
@@ -288,8 +288,7 @@ def unbeaten(points: Sequence[tuple[float, float]], box: Box | None = None) -> l
 def label_setting(table: StageTable, rooms: _Rooms, relaxed: Relaxed, *, constant: bool = False) -> list[PlanLabels]:
     """Return the undominated labels of each stage that some plan in the rooms may continue; short if none is left."""
     labels, layers = start(table), list[PlanLabels]()
-    for stage in range(table.num_stages):
-        open_counts = _open_counts(relaxed, stage, rooms)
+    for stage, open_counts in enumerate(_open_counts(relaxed, rooms)):
         if not len(open_counts):
             return layers
         labels = _next(table, stage, labels, open_counts, relaxed, rooms, constant)
@@ -391,19 +390,28 @@ def _weight(rows: Rows, cost_usd: Floats, time_s: Floats, prepaid_usd: Floats, b
 
 def lower_bound(table: StageTable, box: Box, objective: Objective) -> float:
     """Return a lower bound on the objective of any plan in `box`; inf if there is surely none."""
-    ends = make_rows(table, np.zeros(1), with_time=True)
-    least = roots(table, ends)
+    ends, least = _sloped(table, "ends", constant=False)
     if least[-1] > box.time_s + TIME_TOLERANCE_S or least[0] > box.cost_usd + COST_TOLERANCE_USD:
         return np.inf
-    between = make_rows(table, _usd_per_s(least) * _NEAR)
-    return float(
-        max(_dual(ends, least, box, objective).max(), _dual(between, roots(table, between), box, objective).max())
-    )
+    between, root = _sloped(table, "near", constant=False)
+    return float(max(_dual(ends, least, box, objective).max(), _dual(between, root, box, objective).max()))
+
+
+def _sloped(table: StageTable, which: Literal["ends", "near", "far"], *, constant: bool) -> tuple[Rows, Floats]:
+    """Return rows of a table and their roots: of cost and of time alone, or of slopes between them."""
+    if (which, constant) not in table.bounds:
+        if which == "ends":
+            rows = make_rows(table, np.zeros(1), with_time=True)
+        else:
+            rows = make_rows(table, _usd_per_s(_ends(table, constant)) * (_NEAR if which == "near" else _FAR))
+        table.bounds[which, constant] = rows, roots(table, rows, constant=constant)
+    found: tuple[Rows, Floats] = table.bounds[which, constant]
+    return found
 
 
 def _ends(table: StageTable, constant: bool) -> Floats:
     """Return lower bounds on the cost (first) and the time (last) of any plan."""
-    return roots(table, make_rows(table, np.zeros(1), with_time=True), constant=constant)
+    return _sloped(table, "ends", constant=constant)[1]
 
 
 def _usd_per_s(ends: Floats) -> float:
@@ -426,10 +434,8 @@ class Reach:
         most = np.arange(1, int(table.instances.max()) + 1)
         ones = np.ones(len(most))
         times = Rows(cost_weight=0.0 * ones, time_weight=ones, alpha=0.0 * ones)
-        weights = _usd_per_s(_ends(table, constant)) * _FAR
-        rows = make_rows(table, np.concatenate([[0.0], weights]))
         fastest_s = roots(table, times, constant=constant, most=most)
-        return cls(fastest_s.tolist(), rows, roots(table, rows, constant=constant))
+        return cls(fastest_s.tolist(), *_sloped(table, "far", constant=constant))
 
     def needed(self, deadline_s: float | None) -> float:
         """Return the fewest instances that a plan in time needs; inf if none is in time."""
@@ -444,14 +450,14 @@ class Reach:
 
 def _bracket(table: StageTable, box: Box, objective: Objective, constant: bool) -> tuple[Relaxed, float, float | None]:
     """Return the solved rows, a lower bound on the objective, and the value of a plan if the rows met one."""
-    weights = np.concatenate([[0.0], _usd_per_s(_ends(table, constant)) * _FAR])
+    weights = _usd_per_s(_ends(table, constant)) * _FAR
     bounded = box.time_s if objective == "min_cost" else box.cost_usd
     if not np.isfinite(bounded):
         # Nothing bounds the other figure: it only breaks ties.
         weights = np.array([0.0]) if objective == "min_cost" else weights[-1:]
     if np.isfinite(bounded):
-        rows = make_rows(table, weights)
-        value = _dual(rows, roots(table, rows, constant=constant), box, objective)
+        rows, root = _sloped(table, "far", constant=constant)
+        value = _dual(rows, root, box, objective)
         peak = int(np.searchsorted(weights, rows.time_weight[int(value.argmax())]))
         low, high = weights[max(0, peak - 1)], weights[min(len(weights) - 1, peak + 1)]
         near = np.concatenate([np.linspace(low, high, 7), [weights[peak]]])

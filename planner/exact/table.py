@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -99,6 +99,8 @@ class StageTable:
     """(stages, m, options) False for padding, which repeats a valid option."""
     young_cohorts: int
     """Most groups of instances that can be younger than the billing minimum at a SYNC."""
+    bounds: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+    """Bounds by the solver that hold for any limits: users move a deadline along one table."""
 
     @property
     def num_stages(self) -> int:

@@ -7,7 +7,7 @@ Samples come in chunks: a decision that is clear after few needs no more.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -304,6 +304,12 @@ class Chunk:
     _init_rngs: dict[int, np.random.Generator] = field(default_factory=dict)
     _provisions: dict[int, Floats] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        trials, profile = tuple(stage.trials for stage in self.stages), self.profile
+        if self.speeds is None and max(trials) * rows_of(max(trials)) <= FEW_NUMBERS:
+            law, error = (profile.trial_cv, profile.law, profile.mean_cv), (self.mean_error.shape, self.seed_of_lanes)
+            self._own = _few_own_factors(self.seed, trials, *law, *error)
+
     def provision_s(self, index: int) -> Value:
         """SCALE before stage `index`."""
         if self.offer.provision_spread.certain:
@@ -438,10 +444,11 @@ class Chunk:
         """
         if index in self._factors:
             return self._factors[index]
-        work = self.stages[index].work
-        drawn = self._noise(self.profile.iteration_cv / math.sqrt(work), index, 0, self.profile.law)
-        if self.profile.trial_cv > 0.0 or self.profile.mean_cv > 0.0 or self.speeds is not None:
-            drawn = self._own_factor(index) * drawn
+        cv = self.profile.iteration_cv / math.sqrt(self.stages[index].work)
+        has_own = self.profile.trial_cv > 0.0 or self.profile.mean_cv > 0.0 or self.speeds is not None
+        drawn = self._own_factor(index) if has_own else self._noise(cv, index, 0, self.profile.law)
+        if has_own and cv > 0.0:
+            drawn = drawn * self._noise(cv, index, 0, self.profile.law)
         if self.keep:
             self._factors[index] = drawn
         return drawn
@@ -583,3 +590,9 @@ def _best(merits: npt.NDArray[Any], survivors: int) -> npt.NDArray[np.bool_]:
 
 
 _few_picks = lru_cache(maxsize=128)(_picks)
+
+
+@lru_cache(maxsize=8)
+def _few_own_factors(*_draw: Hashable) -> dict[int, Seconds]:
+    """Return the own factors of the trials of jobs with these numbers, by stage, as far as they were drawn."""
+    return {}

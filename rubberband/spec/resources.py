@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -442,7 +443,7 @@ class Resources(Words):
     @model_validator(mode="after")
     def _read_by_the_provider(self) -> Resources:
         """Refuse words of other providers, and options that the provider does not know."""
-        plain = Resources.model_construct()
+        plain = _plain()
         for key, why in _unread(self.provider, self.kind).items():
             unwritten = getattr(plain, key) if key != "region" or self.kind.is_borrowed else self.provider
             if getattr(self, key) != unwritten:
@@ -514,3 +515,9 @@ class Resources(Words):
                     at=key,
                 )
         return self
+
+
+@cache
+def _plain() -> Resources:
+    """Return the defaults: making them costs as much as reading a file."""
+    return Resources.model_construct()
