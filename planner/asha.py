@@ -9,7 +9,7 @@ plan is feasible if it keeps the limits with the confidence in all, from which i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from threading import Lock
@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from rubberband.errors import InfeasibleError
 from rubberband.planner.exact.model import check_plan
-from rubberband.planner.exact.solver import by_objective, unbeaten
+from rubberband.planner.exact.solver import Box, by_objective, unbeaten
 from rubberband.planner.exact.table import Floats, distinct, gangs_of
-from rubberband.planner.noise.asha_runs import Draw, Factors, Launches, simulate
+from rubberband.planner.noise.asha_runs import Draw, Factors, Launches, simulate_some
 from rubberband.planner.noise.makespan import Seconds
 from rubberband.planner.noise.sampling import LEVELS, Samples, bits_of, factor_levels, spread_levels, varies
 from rubberband.planner.problem import Infeasible, Lane, Problem, surely_unreachable
@@ -66,6 +66,11 @@ _EXTREMES = 8
 """Fastest candidates, and cheapest ones, that show what is within reach."""
 _TOGETHER = 10
 """Candidates that are looked at side by side."""
+_EASY = 2.0
+"""Standard deviations within the limits with which a candidate surely keeps them, as far as is known."""
+_SIEVE, _SIEVED, _SURE = 4, 5, 3
+"""Where there are few samples: the share that shows which candidates are surely late, of how many at once, and how many
+of those that are not are simulated to the end side by side."""
 
 
 def drawn(stage: Stage, profile: Profile, offer: Offer, samples: int, seed: tuple[int, ...]) -> Draw:
@@ -166,6 +171,10 @@ class Simulations:
     _figures: dict[StagePlan, Figures] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
+    def knows(self, choice: StagePlan, count: int) -> bool:
+        """Whether the first samples of a plan were simulated."""
+        return choice in self._figures and len(self._figures[choice].jct_s) >= count
+
     @property
     def is_certain(self) -> bool:
         """Whether all samples are the same: no rung decides, and no time varies."""
@@ -186,6 +195,11 @@ class Simulations:
         return self.ends[0]
 
     @property
+    def sieve(self) -> int:
+        """Samples that show which plans are surely late."""
+        return max(self.rough, self.most // _SIEVE)
+
+    @property
     def few(self) -> int:
         """Samples that show how plans differ."""
         return max(self.rough, self.most // _FEW)
@@ -197,30 +211,34 @@ class Simulations:
 
     def figures(self, choices: Sequence[StagePlan], count: int) -> list[Figures]:
         """Return the first samples of plans."""
-        with self._lock:  # estimates in several threads share them
-            self._complete(choices, count)
-            return [self._figures[choice].first(count) for choice in choices]
+        return self.several(dict.fromkeys(choices, count), choices)
 
-    def _complete(self, choices: Sequence[StagePlan], count: int) -> None:
+    def several(self, counts: Mapping[StagePlan, int], choices: Sequence[StagePlan] = ()) -> list[Figures]:
+        """Simulate the first samples of plans side by side, so many of each; return those of some of the plans."""
+        with self._lock:  # estimates in several threads share them
+            self._complete(counts)
+            return [self._figures[choice].first(counts[choice]) for choice in choices]
+
+    def _complete(self, counts: Mapping[StagePlan, int]) -> None:
         """Simulate what is lacking of the first samples of plans."""
-        lacking: dict[tuple[str, int], list[StagePlan]] = {}
-        for choice in dict.fromkeys(choices):
+        lacking: dict[str, list[tuple[StagePlan, range]]] = {}
+        for choice, count in counts.items():
             known = len(self._figures[choice].jct_s) if choice in self._figures else 0
             if known < count:
-                lacking.setdefault((choice.market, known), []).append(choice)
-        for (_, known), some in lacking.items():
-            some.sort(key=lambda one: slots(one.instances, self.offer.slots, one.gpus_per_trial))
-            most = max(1, _MOST_CELLS // ((count - known) * self.stage.trials))
-            for first in range(0, len(some), most):
-                self._simulate(some[first : first + most], range(known, count))
+                lacking.setdefault(choice.market, []).append((choice, range(known, count)))
+        for some in lacking.values():
+            some.sort(key=lambda one: slots(one[0].instances, self.offer.slots, one[0].gpus_per_trial))
+            ends = np.cumsum([len(samples) for _, samples in some]) * self.stage.trials // _MOST_CELLS
+            for part in distinct(ends).tolist():
+                self._simulate([one for one, end in zip(some, ends.tolist(), strict=True) if end == part])
 
-    def _simulate(self, choices: Sequence[StagePlan], samples: range) -> None:
+    def _simulate(self, runs: Sequence[tuple[StagePlan, range]]) -> None:
         if self._draw is None:
             self._draw = drawn(self.stage, self.profile, self.offer, self.most, (self.seed,))
-        runs = simulate(self.stage, choices, self.profile, self.offer, self._draw, samples)
-        for choice, *found in zip(choices, runs.jct_s, runs.cost_usd, runs.starts_s, strict=True):
-            before = self._figures.get(choice)
-            more = Figures(*found)
+        choices, samples = zip(*runs, strict=True)
+        simulated = simulate_some(self.stage, choices, self.profile, self.offer, self._draw, samples)
+        for choice, found in zip(choices, simulated, strict=True):
+            before, more = self._figures.get(choice), Figures(found.jct_s, found.cost_usd, found.starts_s)
             self._figures[choice] = more if before is None else before.joined(more)
 
 
@@ -335,12 +353,28 @@ class _AshaCandidates:
         on_spot = [one for one in self.candidates if one.market == "spot"] if self.problem.prefers_spot else []
         return self._best(on_spot) or self._best(list(self.candidates))
 
+    def _least_s(self, choice: StagePlan) -> float:
+        """Return seconds below which no run stays: no slot is ever idle, and no more trials climb than must."""
+        profile, stage, gpus = self.problem.profile, self.problem.stages[0], choice.gpus_per_trial
+        if profile.varies:
+            return 0.0
+        at_once = slots(choice.instances, self.problem.offer.slots, gpus)
+        rungs_s = [profile.startup_s(gpus) + work * profile.iteration_s(gpus) for work in stage.rung_work]
+        climbs = zip(stage.rungs.fewest(stage.trials), rungs_s, strict=True)
+        return max(sum(trials * rung_s for trials, rung_s in climbs) / at_once, sum(rungs_s))
+
     def _best(self, candidates: Sequence[StagePlan]) -> StagePlan | None:
         """Return the best of some candidates that keeps the limits, or one near it."""
-        first = self._hopeful(candidates, self.runs.rough)[:1]
+        candidates = [one for one in candidates if self._least_s(one) * (1.0 - 1e-9) <= self.problem.box.time_s]
+        hopeful = self._hopeful(candidates, self.runs.rough)
+        first = hopeful[:1]
         near = [one for choice in first for one in self._near(choice)]
         self.candidates += near
-        found = self._confirmed([*candidates, *near])
+        if len(self.runs.ends) == 2:  # what is looked at next
+            block = self._likely(hopeful[:_SIEVED])
+            count = self.runs.sieve if len(block) > 1 else self.runs.most
+            self.runs.several(dict.fromkeys(near, self.runs.sieve) | dict.fromkeys(block, count))
+        found = self._confirmed([*candidates, *near], looks_near=True)
         if found is None or found in [*first, *near]:
             return found
         near = list(self._near(found))
@@ -360,15 +394,58 @@ class _AshaCandidates:
             if count not in tried:
                 yield replace(choice, instances=count)
 
-    def _confirmed(self, candidates: Sequence[StagePlan]) -> StagePlan | None:
+    def _confirmed(self, candidates: Sequence[StagePlan], *, looks_near: bool = False) -> StagePlan | None:
         """Return a candidate that keeps the limits by all samples: the best by few, or the next one that does."""
         hopeful = self._hopeful(candidates, self.runs.rough)
-        together = 1 if len(self.runs.ends) == 2 else _TOGETHER
-        for first in range(0, len(hopeful), together):
-            for choice in self._hopeful(hopeful[first : first + together], self.runs.ends[1]):
+        if len(self.runs.ends) == 2:
+            return self._first_that_keeps(hopeful, looks_near=looks_near)
+        for first in range(0, len(hopeful), _TOGETHER):
+            for choice in self._hopeful(hopeful[first : first + _TOGETHER], self.runs.ends[1]):
                 if all(self._hopeful([choice], count) for count in self.runs.ends):
                     return choice
         return None
+
+    def _first_that_keeps(self, hopeful: Sequence[StagePlan], *, looks_near: bool) -> StagePlan | None:
+        """Return the first that keeps the limits by all samples: some show which surely do not.
+
+        What is looked at next is simulated beside it: those near it.
+        """
+        most, sieve = self.runs.most, self.runs.sieve
+        for number, choice in enumerate(hopeful):
+            left = [one for one in hopeful[number:] if not self._is_surely_late(one)]
+            if choice not in left:
+                continue
+            if not self.runs.knows(choice, sieve):
+                block = self._likely(left[:_SIEVED])
+                self.runs.several(dict.fromkeys(block, sieve if len(block) > 1 else most))
+                left = [one for one in left if not self._is_surely_late(one)]
+            if choice not in left:
+                continue
+            if not self.runs.knows(choice, most):
+                block = self._likely(left[:_SURE])
+                near = [other for one in block[:2] if looks_near for other in self._near(one)]
+                self.runs.several(dict.fromkeys(near, sieve) | dict.fromkeys(block, most))
+            if all(self._hopeful([choice], count) for count in self.runs.ends):
+                return choice
+        return None
+
+    def _likely(self, hopeful: Sequence[StagePlan]) -> list[StagePlan]:
+        """Return some candidates up to the first that keeps the limits easily by the samples that are known."""
+        for number, choice in enumerate(hopeful, 1):
+            known = self.runs.sieve if self.runs.knows(choice, self.runs.sieve) else self.runs.rough
+            (found,) = self.runs.figures([choice], known)
+            slow_s, dear_usd = (values.mean() + _EASY * values.std() for values in (found.jct_s, found.cost_usd))
+            if self.problem.box.holds(slow_s, dear_usd):
+                return list(hopeful[:number])
+        return list(hopeful)
+
+    def _is_surely_late(self, choice: StagePlan) -> bool:
+        """Whether a candidate is known to be late in so many samples that it misses the confidence by all."""
+        if not self.runs.knows(choice, self.runs.sieve):
+            return False
+        (found,) = self.runs.figures([choice], self.runs.sieve)
+        late = np.count_nonzero(~Box(time_s=self.problem.box.time_s).holds(found.jct_s, found.cost_usd))
+        return bool(self.runs.most - late < self._confidence * self.runs.most - 1e-6)
 
     def _hopeful(self, candidates: Sequence[StagePlan], count: int) -> list[StagePlan]:
         """Return the candidates that may keep the limits by the first samples (by all of them: that do), best first."""

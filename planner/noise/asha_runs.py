@@ -98,14 +98,14 @@ class Launches:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRuns:
-    """The simulated runs of some plans, each (plans, samples)."""
+    """The simulated runs of some plans, each (plans, samples); of one plan (samples,)."""
 
     starts_s: Floats
     """Instant at which its instances were ready."""
     jct_s: Floats
     cost_usd: Floats
     rungs: Ints
-    """(plans, samples, trials) The highest rung that each trial entered."""
+    """(…, trials) The highest rung that each trial entered."""
 
 
 def most_losses(trials: int) -> int:
@@ -120,17 +120,23 @@ def simulate(
 
     Results at the same instant count in the order of the trials' numbers.
     """
-    columns = np.arange(draw.ranks.shape[1]) if samples is None else np.array(samples)
+    every = range(draw.ranks.shape[1]) if samples is None else samples
+    found = simulate_some(stage, choices, profile, offer, draw, [every] * len(choices))
+    parts = ((one.starts_s, one.jct_s, one.cost_usd, one.rungs) for one in found)
+    return SimulatedRuns(*map(np.stack, zip(*parts, strict=True)))
+
+
+def simulate_some(
+    stage: Stage, choices: Sequence[StagePlan], profile: Profile, offer: Offer, draw: Draw, samples: Sequence[range]
+) -> list[SimulatedRuns]:
+    """Return the runs of `simulate` for each of the plans, which have their own samples."""
     is_lost = draw.launches is not None and choices[0].market == "spot"
-    runs = (_SpotRuns if is_lost else _Runs)(stage, choices, profile, offer, draw, columns)
+    runs = (_SpotRuns if is_lost else _Runs)(stage, choices, profile, offer, draw, samples)
     runs.to_end()
-    shape = (len(choices), len(columns))
-    return SimulatedRuns(
-        runs.starts_s.reshape(shape),
-        runs.now.reshape(shape),
-        runs.cost_usd().reshape(shape),
-        runs.rung.reshape(*shape, stage.trials),
-    )
+    ends = np.cumsum([len(some) for some in samples])[:-1]
+    rungs = runs.rung.reshape(-1, stage.trials)
+    parts = (np.split(each, ends) for each in (runs.starts_s, runs.now, runs.cost_usd(), rungs))
+    return [SimulatedRuns(*one) for one in zip(*parts, strict=True)]
 
 
 class _Runs:
@@ -140,16 +146,23 @@ class _Runs:
     """Keys beside those of slots, for each instance."""
 
     def __init__(
-        self, stage: Stage, choices: Sequence[StagePlan], profile: Profile, offer: Offer, draw: Draw, columns: Ints
+        self,
+        stage: Stage,
+        choices: Sequence[StagePlan],
+        profile: Profile,
+        offer: Offer,
+        draw: Draw,
+        samples: Sequence[range],
     ) -> None:
-        """`columns` has the samples."""
+        """`samples` are those of each plan."""
         self.draw, self.profile, self.offer, self.market = draw, profile, offer, choices[0].market
         self.trials = stage.trials
         self.samples, self.rungs, self.saves = draw.ranks.shape[1], stage.rungs, stage.repeats is None
-        self.rows, self.columns = len(choices) * len(columns), np.tile(columns, len(choices))
+        self.columns, lengths = np.concatenate(samples), [len(some) for some in samples]
+        self.rows = len(self.columns)
 
         def each(values: list[int] | list[float]) -> Any:
-            return np.array(values).repeat(len(columns))
+            return np.array(values).repeat(lengths)
 
         gangs = self.gangs = each([choice.gpus_per_trial for choice in choices])
         self.instances = each([choice.instances for choice in choices])
@@ -162,6 +175,9 @@ class _Runs:
         """Whether instances are too few for another gang."""
         self.gains = np.array(stage.rung_work)
         """Iterations that a trial trains in each rung."""
+        is_alike = draw.own is None and draw.noise is None and draw.startup is None
+        self.alike_s = self.usual_startup_s + self.gains[:, None] * self.iteration_s if is_alike else None
+        """(rungs, rows) Seconds of a trial in each rung, where all trials take as long."""
         self.first, self.cell = np.arange(self.rows) * stage.trials, self.columns * stage.trials
         self.ladders = Ladders(
             self.rungs, draw.ranks, self.columns, defers=bool(self.extra_keys) or self.rungs.repeats > 1
@@ -170,7 +186,7 @@ class _Runs:
         self.rung, self.slot = np.zeros(size, np.int64), np.full(size, -1)
         self.most_instances = int(self.instances.max())
         bits = (stage.trials + offer.max_instances).bit_length()  # the same whatever runs beside it
-        self.mask, self.half = np.int64((1 << bits) - 1), np.int64(1 << bits - 1)
+        self.mask, self.half, self.instant = np.int64((1 << bits) - 1), np.int64(1 << bits - 1), np.int64(-1 << bits)
         self.num_slots = int((self.hosts * self.per).max())
         self.keys = np.full((self.num_slots + self.extra_keys * self.most_instances, self.rows), _NEVER)
         """Instant of each event in its upper bits, its trial (or instance) in its lower ones: they are in order."""
@@ -193,7 +209,8 @@ class _Runs:
             at = (keys < _NEVER).nonzero()[0]
             if not len(at):
                 break
-            keys = keys.take(at)
+            if len(at) < self.rows:
+                keys = keys.take(at)
             codes = keys & self.mask
             self.now[at] = (keys - codes).view(np.float64)
             self.step(at, codes)
@@ -222,8 +239,12 @@ class _Runs:
         """A trial of each of the runs has ended its rung: the next one takes its slot, or another free one."""
         places = self.first[at] + trials
         slots = self.slot.take(places)
-        self.ladders.record(at, self.rung.take(places), trials)
-        trials = self.next(at)
+        rungs = self.rung.take(places)
+        if self.ladders.defers:
+            self.ladders.record(at, rungs, trials)
+            trials = self.next(at)
+        else:
+            trials = self.going(at, self.ladders.settle(at, rungs, trials), rungs)
         goes = trials >= 0
         is_direct = goes & (self.room.take(at) == 0)
         if is_direct.all():
@@ -253,19 +274,20 @@ class _Runs:
 
     def next(self, at: Ints) -> Ints:
         """Return the trial that each of the runs starts next, and take it from its queue; -1 for none."""
-        due, fresh = self.ladders.due.take(at), self.fresh.take(at)
-        is_new = (due == 0) & (fresh < self.trials)
-        trials = np.where(is_new, fresh, -1)
+        return self.going(at, *self.ladders.promote(at))
+
+    def going(self, at: Ints, promoted: Ints, rungs: Ints) -> Ints:
+        """Return the trials that start next: those promoted from some rungs, and new ones where there are none (-1)."""
+        fresh = self.fresh.take(at)
+        is_new = (promoted < 0) & (fresh < self.trials)
+        trials = np.where(is_new, fresh, promoted)
         self.fresh[at] = fresh + is_new
         if self.is_wasteful:
             last = at[is_new & (fresh == self.trials - 1)]
             self.all_begun_s[last] = self.now[last]
-        climbs = due.nonzero()[0]
+        climbs = (promoted >= 0).nonzero()[0]
         if len(climbs):
-            promoting = at.take(climbs)
-            promoted, rungs = self.ladders.promote(promoting)
-            trials[climbs] = promoted
-            self.rung[self.first.take(promoting) + promoted] = rungs + 1
+            self.rung[self.first.take(at.take(climbs)) + promoted.take(climbs)] = rungs.take(climbs) + 1
         return trials
 
     def place(self, at: Ints, trials: Ints) -> None:
@@ -274,31 +296,33 @@ class _Runs:
         is_kept = (old >= 0) & (self.flat.take(old * self.rows + at) == _NEVER) & (self.idle[old // per, at] > 0)
         idle, number = self.idle[:, at].astype(np.int64), np.arange(len(self.idle))[:, None]
         hosts = np.where(idle > 0, idle * len(idle) + number, _NEVER).min(axis=0) % len(idle)
-        slots = hosts * per
-        for part in range(int(per.max(initial=0)) - 1, -1, -1):
-            found = hosts * per + np.minimum(part, per - 1)
-            slots = np.where(self.flat.take(found * self.rows + at) == _NEVER, found, slots)
-        slots = np.where(is_kept, old, slots)
+        of_host = hosts * per + np.minimum(np.arange(per.max(initial=1))[:, None], per - 1)
+        first = (self.flat.take(of_host * self.rows + at) == _NEVER).argmax(axis=0)
+        slots = np.where(is_kept, old, of_host[first, np.arange(len(at))])
         self.idle[slots // per, at] -= 1
         self.room[at] -= 1
         self._start(at, trials, slots)
 
     def _start(self, at: Ints, trials: Ints, slots: Ints) -> None:
-        places, cells = self.first[at] + trials, self.cell[at] + trials
-        lasts_s = self.lasts_s(at, slots, places, cells)
+        places = self.first.take(at) + trials
+        lasts_s = self.lasts_s(at, slots, places, trials)
         self.slot[places] = slots
-        self.flat[slots * self.rows + at] = self.key(self.now[at] + lasts_s, trials)
+        self.flat[slots * self.rows + at] = self.key(self.now.take(at) + lasts_s, trials)
         if self.offer.billing == "per_function":
             np.add.at(self.busy_s, at, lasts_s)
 
     def key(self, at_s: Floats, codes: Ints) -> Ints:
         """Return the keys of events; instants that differ by a rounding error are one."""
-        key: Ints = ((at_s.view(np.int64) + self.half) & ~self.mask) | codes
+        key: Ints = ((at_s.view(np.int64) + self.half) & self.instant) | codes
         return key
 
-    def lasts_s(self, at: Ints, slots: Ints, places: Ints, cells: Ints) -> Floats:
+    def lasts_s(self, at: Ints, slots: Ints, places: Ints, trials: Ints) -> Floats:
         """Return how long trials take to the end of their rungs."""
         rungs = self.rung.take(places)
+        if self.alike_s is not None:
+            alike_s: Floats = self.alike_s.take(rungs * self.rows + at)
+            return alike_s
+        cells = self.cell.take(at) + trials
         lasts_s: Floats = self.startup_s(at, cells, rungs) + self.gains.take(rungs) * self.pace_s(at, cells, rungs)
         return lasts_s
 
@@ -505,8 +529,9 @@ class _SpotRuns(_Runs):
         self.running[at] += trials >= 0
         return trials
 
-    def lasts_s(self, at: Ints, slots: Ints, places: Ints, cells: Ints) -> Floats:
+    def lasts_s(self, at: Ints, slots: Ints, places: Ints, trials: Ints) -> Floats:
         """Return how long trials take to the end of their rungs, from their checkpoints on."""
+        cells = self.cell.take(at) + trials
         rungs, where = self.rung.take(places), slots * self.rows + at
         startup_s = self.startup_s(at, cells, rungs + self.launches[at])
         self.pace[where] = pace_s = self.pace_s(at, cells, rungs)

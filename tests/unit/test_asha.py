@@ -17,7 +17,7 @@ from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor import expected_iterations, summarise
 from rubberband.planner import asha as planner
 from rubberband.planner.estimates import estimate
-from rubberband.planner.noise.asha_runs import Draw, Launches, simulate
+from rubberband.planner.noise.asha_runs import Draw, Launches, simulate, simulate_some
 from rubberband.planner.problem import JobPlan, Problem
 from rubberband.planning.candidates import candidates
 from rubberband.planning.feasible import size
@@ -225,9 +225,9 @@ def test_threads_that_ask_at_the_same_time_get_the_samples_that_one_gets(monkeyp
     def simulated(*job: Any) -> Any:
         with suppress(threading.BrokenBarrierError):  # one that waits for the other simulates alone
             meet.wait(0.2)
-        return simulate(*job)
+        return simulate_some(*job)
 
-    monkeypatch.setattr(planner, "simulate", simulated)
+    monkeypatch.setattr(planner, "simulate_some", simulated)
     runs = planner.simulations_of(problem)
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda _: runs.figures(choice, 20), range(2)))
