@@ -224,12 +224,25 @@ class _Runs:
     def fill(self) -> None:
         """Start the first trials, and release the hosts that none needs."""
         slots, at = np.nonzero(np.arange(self.num_slots)[:, None] < self.fresh)
-        self._start(at, slots, slots)
-        used, number = -(-self.fresh // self.per), np.arange(len(self.idle))[:, None]
-        self.idle[used - 1, np.arange(self.rows)] = self.room = used * self.per - self.fresh
+        used = -(-self.fresh // self.per)
+        self.room = used * self.per - self.fresh
+        self._start(at, slots + self._skip_waves().take(at), slots)
+        number = np.arange(len(self.idle))[:, None]
+        self.idle[used - 1, np.arange(self.rows)] = self.room
         self.all_begun_s = self.now.copy()
         hosts, at = ((used <= number) & (number < self.hosts)).nonzero()
         self.release(at, hosts)
+
+    def _skip_waves(self) -> Ints:
+        """Go to the last wave but one where all trials take as long and none climbs; return the trials before it."""
+        if self.alike_s is None or self.extra_keys or self.rungs.promotes or self.rungs.repeats > 1:
+            return np.zeros(self.rows, np.int64)
+        waves = (self.trials - self.fresh) // self.fresh
+        skipped: Ints = waves * self.fresh
+        self.now += waves * self.alike_s[0]
+        self.busy_s += skipped * self.alike_s[0]
+        self.fresh += skipped
+        return skipped
 
     def step(self, at: Ints, codes: Ints) -> None:
         """An event happens in each of the runs."""

@@ -47,7 +47,8 @@ _NOISE_WORDS = {
 }
 _TRIED_CV = 0.1
 """The noise that is tried where the profile has none."""
-_CHUNKS = 2
+_CHUNKS, _MANY_TRIALS = 2, 2048
+"""Chunks of samples, of which one does for many trials: the more there are, the less their sum varies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +268,8 @@ def _figures(lane: Lane, profile: Profile, offer: Offer, seed: int) -> tuple[Flo
         predicted = predict(lane.stages, lane.planned.plan, profile, offer)
         return np.array([predicted.jct_s]), np.array([predicted.cost_usd])
     draws = _draws(tuple(lane.stages), profile, offer, seed + lane.brackets[0])
-    samples = draws.evaluate(lane.planned.plan, min(_CHUNKS, draws.most_chunks))
+    chunks = 1 if lane.stages[0].trials >= _MANY_TRIALS else _CHUNKS
+    samples = draws.evaluate(lane.planned.plan, min(chunks, draws.most_chunks))
     return samples.jct_s, samples.cost_usd
 
 
