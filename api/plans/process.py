@@ -378,7 +378,7 @@ def planned(question: Question) -> tuple[int, bytes]:
     given = dict(question.options)
     options = PlanningOptions(now=question.now, to_size=given.pop("size"), **given)
     if question.option:
-        return 200, _option(question, profiles, replace(options, compare=True, advise=False))
+        return 200, _option(question, profiles, replace(options, compare=True, advise=False, frontier=False))
     found = answer(question.experiment, profiles, question.prices, replace(options, simulate=False))
     data = found.to_json()
     for option in data["options"]:

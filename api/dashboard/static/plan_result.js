@@ -161,14 +161,14 @@ function bill(lines) {
 async function complete(estimate) {
   asking.abort();
   const { signal } = asking = new AbortController();
-  for (const [at, one] of estimate.options.entries()) {
-    if (!one.pending) continue;
+  for (const one of estimate.options.filter((each) => each.pending)) {
     await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
     if (signal.aborted) return;
     const found = await option(one.url, signal);
     if (!found || signal.aborted) return;
-    if (!found.failed) estimate.options[at] = found;
-    byId("options").replaceChildren(options(found.failed ? { ...estimate, options: estimate.options.with(at, { ...one, ...found }) } : estimate));
+    const rows = estimate.options.map((other) => (other === one ? { ...one, ...found, pending: false } : other));
+    if (!found.failed) estimate.options = rows;
+    byId("options").replaceChildren(options({ ...estimate, options: rows }));
   }
 }
 
