@@ -9,10 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import urllib.error
-import urllib.request
 from datetime import datetime
-from http.client import HTTPException
 from pathlib import Path
 
 LEASE_VARIABLE = "RUBBERBAND_LEASE"
@@ -23,8 +20,6 @@ METADATA_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 _METADATA = "http://169.254.169.254"
 _TIMEOUT_S = 1.0
 _TOKEN_S = 300
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Without the environment's proxy: the service answers this machine only."""
 
 
 def extend_lease(until: float) -> None:
@@ -54,12 +49,20 @@ def metadata(path: str) -> str | None:
 
     There is none on a machine that is no instance.
     """
+    from http.client import HTTPException  # here, so that an estimate needs none
+    from urllib.request import ProxyHandler, Request, build_opener
+
+    direct = build_opener(ProxyHandler({}))  # without the environment's proxy: the service answers this machine only
+
+    def ask(request: Request) -> str:
+        with direct.open(request, timeout=_TIMEOUT_S) as answer:
+            return str(answer.read().decode())
+
     base = os.environ.get(METADATA_VARIABLE, _METADATA).rstrip("/")
     try:
         lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
-        token = _ask(urllib.request.Request(f"{base}/latest/api/token", method="PUT", headers=lifetime))
-        headers = {"X-aws-ec2-metadata-token": token}
-        return _ask(urllib.request.Request(f"{base}/latest/meta-data/{path}", headers=headers))
+        token = ask(Request(f"{base}/latest/api/token", method="PUT", headers=lifetime))
+        return ask(Request(f"{base}/latest/meta-data/{path}", headers={"X-aws-ec2-metadata-token": token}))
     except (OSError, ValueError, HTTPException):  # an HTTP status, a time-out and no route are OSErrors
         return None
 
@@ -85,8 +88,3 @@ def memory_kills(counters: Path = Path("/proc/vmstat")) -> int:
         return sum(int(count) for _, count in rows)
     except (OSError, ValueError):
         return 0
-
-
-def _ask(request: urllib.request.Request) -> str:
-    with _DIRECT.open(request, timeout=_TIMEOUT_S) as answer:
-        return str(answer.read().decode())

@@ -1,4 +1,4 @@
-"""What a run on this machine needs, started while its trial is checked: the Ray head, instances and the fork server.
+"""Starts what a run on this machine needs while its trial is checked: Ray head, instances and fork server.
 
 Only instances of this machine start early, as they are free; where trials use real GPUs, the check needs them first.
 """

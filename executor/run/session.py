@@ -167,8 +167,8 @@ def _with_store(
 ) -> tuple[RunSpec, CheckpointStore | None]:
     """Return the settings with this process's environment, and the checkpoint store; None on a virtual clock.
 
-    What is trained is loaded unless it `is_checked`, as the import of torch takes seconds. Raises EntrypointError if it
-    does not load any more, StoreAwayError if the store is away.
+    The trial is loaded unless it `is_checked`, as the import of torch takes seconds. Raises EntrypointError if it does
+    not load any more, StoreAwayError if the store is away.
     """
     if spec.entrypoint is None:
         return spec, None

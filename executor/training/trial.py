@@ -15,12 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from rubberband.executor.checkpoints.folders import FolderCheckpoint
-from rubberband.executor.checkpoints.scratch import Scratch
-from rubberband.executor.checkpoints.snapshots import Snapshots
-from rubberband.executor.training.reporting import Session
-
 if TYPE_CHECKING:
+    from rubberband.executor.training.reporting import Session
     from rubberband.executor.training.segment import Segment
 
 Device = Literal["cpu", "cuda"]
@@ -158,6 +154,9 @@ class _TuneSession:
         self.experiment_name = "rubberband"
         self.trial_dir = str(folder / "trial")
         Path(self.trial_dir).mkdir()
+        from rubberband.executor.checkpoints.scratch import Scratch  # here, so that an estimate needs none
+        from rubberband.executor.checkpoints.snapshots import Snapshots
+
         self._snapshots = Snapshots(Scratch())
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
@@ -175,6 +174,8 @@ class _TuneSession:
     @property
     def loaded_checkpoint(self) -> Any:
         """The latest checkpoint as one of Ray Tune's, or None."""
+        from rubberband.executor.checkpoints.folders import FolderCheckpoint
+
         kept = self._session.checkpoint()
         if not isinstance(kept, FolderCheckpoint):
             return kept

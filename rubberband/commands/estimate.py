@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import textwrap
@@ -104,6 +105,7 @@ def estimate(
     Finds the cheapest plan (instances and GPUs per trial for every stage) within the deadline and the budget, and
     shows other options and other deadlines. Exit code 3: no plan is within the limits; remedies are listed.
     """
+    _import_numpy()
     from rubberband.executor.training.entrypoint import entrypoint_of, with_trial
     from rubberband.planning.clusters import on_cluster
     from rubberband.planning.feasible import PlanningOptions
@@ -145,6 +147,19 @@ def estimate(
         _print(found, lines, listed, notes, closing, simulation, verbose=verbose)
     if not found.estimate.feasible:
         raise _infeasible(found.estimate)
+
+
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+
+
+def _import_numpy() -> None:
+    """Import NumPy without the threads of its linear algebra: they are not used, and their start takes CPU time."""
+    if _BLAS_THREADS in os.environ:
+        return
+    os.environ[_BLAS_THREADS] = "1"
+    import numpy  # noqa: F401
+
+    del os.environ[_BLAS_THREADS]
 
 
 def _prices(experiment: Experiment, live: bool) -> PricesAndQuotas:

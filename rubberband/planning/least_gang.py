@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 
 from rubberband.cloud.catalogue import Table, table_of
-from rubberband.cloud.local.gpus import find_gpus, least_memory_bytes
 from rubberband.errors import InputError
 from rubberband.spec.experiment import Experiment
 from rubberband.units import counted
@@ -112,6 +111,8 @@ def _gpu_bytes(experiment: Experiment, offer: Offer, table: Table | None) -> flo
 @cache
 def _local_gpu_bytes() -> float | None:
     """Return the memory of this machine's smallest GPU, which is asked once; 0 without one, None if it is not known."""
+    from rubberband.cloud.local.gpus import find_gpus, least_memory_bytes  # few experiments ask
+
     ids = find_gpus().ids
     return least_memory_bytes(ids) if ids else 0.0
 

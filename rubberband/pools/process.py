@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from rubberband.cloud.catalogue import boot_timeouts, types_of
 from rubberband.cloud.clock import Waiting
-from rubberband.cloud.local import LocalProvider
 from rubberband.cloud.local.gpus import free_gpus, gpus_to_share
+from rubberband.cloud.local.provider import LocalProvider
 from rubberband.cloud.offers import offer
 from rubberband.cloud.pool import FileJournal, Pool, PoolLimits, PoolServer, RemotePool
 from rubberband.cloud.pool.broker import Broker

@@ -60,7 +60,7 @@ def test_a_failing_check_leaves_nothing_of_what_started_beside_it(command_line: 
     assert not (command_line.home / "experiments" / "sleepy").exists()
 
 
-def test_what_a_killed_start_left_ends_by_itself_and_its_name_is_free(command_line: CommandLine) -> None:
+def test_a_killed_start_ends_by_itself_and_its_name_is_free(command_line: CommandLine) -> None:
     with command_line.start("run", "sleepy.yaml", "-s", "entrypoint=sleepy:Broken") as driver:
         eventually(lambda: len(_names(command_line)) == 2, "nodes that start")
         folders = _ours(command_line)

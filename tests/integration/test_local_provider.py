@@ -20,8 +20,8 @@ from typing import NoReturn
 import pytest
 
 from rubberband.cloud.clock import experiment_clock
-from rubberband.cloud.local import LocalProvider, clean_up
 from rubberband.cloud.local.gpus import holder
+from rubberband.cloud.local.provider import LocalProvider, clean_up
 from rubberband.cloud.provider import HeadError
 from rubberband.cloud.ray_head import ray_node
 from rubberband.cloud.ray_head.instance import STARTED, cores, last_words, load
@@ -35,7 +35,7 @@ DRIVER = """
 import sys
 from pathlib import Path
 from rubberband.cloud.provider import HeadError
-from rubberband.cloud.local import LocalProvider
+from rubberband.cloud.local.provider import LocalProvider
 from rubberband.cloud.ray_head import ray_node
 from tests.builders import fake_nodes
 from tests.builders.waiting import eventually

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.cloud.local import LocalProvider
+from rubberband.cloud.local.provider import LocalProvider
 from rubberband.cloud.virtual import InstanceFaults
 from rubberband.errors import ProviderError, RubberbandError
 from rubberband.executor import (

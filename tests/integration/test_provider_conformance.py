@@ -15,7 +15,7 @@ import pytest
 from rubberband.cloud.aws.calls import AwsSession, Machines
 from rubberband.cloud.aws.client import open_session
 from rubberband.cloud.aws.provider import AwsProvider
-from rubberband.cloud.local import LocalProvider
+from rubberband.cloud.local.provider import LocalProvider
 from rubberband.cloud.pool import FileJournal, Pool, PoolLimits, PoolProvider, PoolServer, open_cluster
 from rubberband.cloud.provider import ClusterRequest
 from rubberband.cloud.ray_cluster import RayClusterProvider

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.cloud.local import LocalProvider
+from rubberband.cloud.local.provider import LocalProvider
 from rubberband.errors import ProviderError
 from rubberband.executor import (
     DiscardCheckpoint,

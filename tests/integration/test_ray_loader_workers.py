@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rubberband.cloud.local import LocalProvider
+from rubberband.cloud.local.provider import LocalProvider
 from rubberband.executor import ForkServer, RayBackend, StopTrial, TrialFailed, TrialReported, open_store
 from tests.builders import trials
 from tests.builders.conversation import Conversation, nothing_left

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.cloud.local import LocalProvider, provider
+from rubberband.cloud.local import provider
+from rubberband.cloud.local.provider import LocalProvider
 from rubberband.cloud.node import LEASE_VARIABLE, METADATA_VARIABLE
 from rubberband.executor import (
     Entrypoint,

@@ -142,6 +142,13 @@ def test_estimate_starts_nothing_heavy(file: str) -> None:
     assert not any(name.startswith(("scipy", *(f"rubberband.{part}." for part in ours))) for name in modules)
 
 
+def test_estimate_for_this_machine_needs_no_network_and_no_checkpoints() -> None:
+    modules = modules_after("estimate", str(Path(__file__).parents[2] / "examples/digits.yaml"))
+    assert not modules & {"ray", "torch", "boto3", "fastapi", "httpx", "urllib.request", "ssl"}
+    ours = ("cloud.local.provider", "cloud.ray_head", "executor.checkpoints", "executor.core")
+    assert not any(name.startswith(tuple(f"rubberband.{part}" for part in ours)) for name in modules)
+
+
 @pytest.mark.parametrize("flag", ["--help", "--version"])
 def test_help_and_version_start_nothing_at_all(flag: str) -> None:
     modules = modules_after(flag)

@@ -5,7 +5,7 @@ import threading
 import time
 from pathlib import Path
 
-from rubberband.cloud.local import LocalProvider
+from rubberband.cloud.local.provider import LocalProvider
 from rubberband.executor import Connection, ray_nodes
 
 SECONDS = 75.0
