@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -197,6 +197,8 @@ class Result:
     """Looks at the rest: how likely it improves the best, beside its cost. Those with too few reports are left out."""
     repeats: int = 1
     """Trials of each configuration, whose numbers follow each other."""
+    waited_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds from the command to the start of the run, by cause: imports, check, …"""
     planned_head_usd: float = 0.0
     """Planned cost of the head node where stages run side by side; else they have it, and this is 0."""
 

@@ -79,6 +79,7 @@ def summarise(state: State, setup: Mapping[str, Any], now: float) -> Result:
         resumes=len(state.resumed_at),
         profiling_s=setup.get("profiling_s", 0.0),
         profiling_cost_usd=setup.get("profiling_cost_usd", 0.0),
+        waited_s=setup.get("waited_s", {}),
         interruptions=sum(record.was_interrupted for record in state.instances.values()),
         redone_iterations=sum(_was_cut_off(state, use) for use in state.allocations),
         head_cost_usd=job.offer.head_cost_usd(head_s),

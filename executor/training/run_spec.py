@@ -10,7 +10,7 @@ import base64
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import rubberband
@@ -46,6 +46,8 @@ class RunSpec:
     """Path -> digest of the user's files that trials are made of; None for a virtual run."""
     profiling_s: float = 0.0
     profiling_cost_usd: float = 0.0
+    waited_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds from the command to the run, by cause."""
 
     @classmethod
     def of(
@@ -110,7 +112,7 @@ class RunSpec:
                 "search_path": list(self.entrypoint.search_path),
                 "pickled": None if pickled is None else base64.b64encode(pickled).decode(),
             }
-        return {field.name: getattr(self, field.name) for field in fields(self)} | {
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {
             "experiment": self.experiment.to_words(),
             "provider": self.experiment.resources.provider,  # for those that read a header without its experiment
             "entrypoint": entrypoint,

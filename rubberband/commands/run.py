@@ -48,6 +48,9 @@ CheckOption = Annotated[
 ProfileAgainOption = Annotated[
     bool, typer.Option("--profile-again", help="Measure the profile again, even if there is one.")
 ]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", help="Print the whole report at the end, with each wait by its causes.")
+]
 OnHeadOption = Annotated[
     OtherMachine | None,
     option(
@@ -68,6 +71,7 @@ def run(
     profile_again: ProfileAgainOption = False,
     no_cap: NoCapOption = False,
     yes: YesOption = False,
+    verbose: VerboseOption = False,
     on: OnHeadOption = None,
 ) -> None:
     """Plan an experiment, run it, and report.
@@ -87,12 +91,16 @@ def run(
         step(f"reading {file}")
         from rubberband.executor.journal.folder import open_folder
         from rubberband.executor.journal.inbox import Inbox
+        from rubberband.running.laps import process_began_s
         from rubberband.running.run import RunOptions, run_experiment, under_free_name
         from rubberband.spec.loading import default_profile_path, load_experiment, names_no_profile
 
         experiment = load_experiment(file, overrides or [])
         if on is not None:
             step("")
+            if verbose:
+                again = f"rubberband report {experiment.name} --verbose --on head"
+                raise InputError(f"--verbose: a run on the head prints one screen; leave it out, and ask `{again}`")
             words = ["--policy", policy.value, *_flags(check, profile_again, no_cap)]
             raise typer.Exit(_run_on_head(file, experiment, overrides or [], words, new=new, no_cap=no_cap, yes=yes))
         folder = open_folder(experiment.name)
@@ -110,11 +118,12 @@ def run(
             no_cap=no_cap,
             confirm=lambda bill: confirm_bill(bill, "run", yes=yes),
             step=step,
+            began_s=process_began_s(),
             announce=say,
             view=live_view,
         )
         result = run_experiment(experiment, folder, options)
-    _conclude(result)
+    _conclude(result, verbose=verbose)
 
 
 def _flags(check: bool, profile_again: bool, no_cap: bool) -> list[str]:
@@ -208,10 +217,10 @@ def live_view(header: Header, clock: Callable[[], float], stack: ExitStack) -> S
     return [stack.enter_context(open_view(header.job, clock, sys.stderr, is_terminal, is_rehearsal=is_rehearsal))]
 
 
-def _conclude(result: Result) -> None:
+def _conclude(result: Result, *, verbose: bool = False) -> None:
     from rubberband.views.report.text import print_report
 
-    print_report(result)
+    print_report(result, verbose=verbose)
     if result.outcome in ("cancelled", "failed", "budget"):
         from rubberband.states import ExperimentState, obstacle
 

@@ -41,6 +41,7 @@ from rubberband.planning.feasible import PlannedExperiment, PlanningOptions, Pri
 from rubberband.planning.prices_and_quotas import cloud_prices_and_quotas, local_prices_and_quotas
 from rubberband.running.check import check_first, named_entrypoint, narrowest_gang, widest_gang, with_narrowest_gang
 from rubberband.running.estimating import experiment_of
+from rubberband.running.laps import Laps
 from rubberband.running.profile import MeasuredProfile, measure_profile, noting
 from rubberband.running.profile_cache import Announce, find_profiles
 from rubberband.running.sending import require_sent
@@ -272,6 +273,8 @@ class RunOptions:
     """Asked before the first instance is rented."""
     step: Announce = lambda line: None
     """Gets what is done now, before the run begins; empty: a question or the run's own view follows."""
+    began_s: float | None = None
+    """Instant on the monotonic clock at which the command began; None: when this is run."""
     announce: Announce = lambda line: None
     """Gets a line on each result before the run begins."""
     view: View = lambda *_: ()
@@ -284,7 +287,8 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
     A measured profile is kept for runs of the same content. Raises the errors of `tune`.
     """
     options = options or RunOptions()
-    began_s = elapsed_s()
+    began_s, laps = elapsed_s(), Laps(options.began_s)
+    laps.lap("imports")
     with ExitStack() as starting:
         is_rehearsal = experiment.resources.kind.is_simulated
         for around in parts("start"):
@@ -303,6 +307,7 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
             options.step(f"asking provider {experiment.resources.provider} for prices and quotas")
         prices = cloud_prices_and_quotas(experiment, folder.home, options.announce)
         require_rate(experiment, folder.home, prices.table)
+        laps.lap("prices and quotas" if experiment.resources.kind.is_elsewhere else "plan")
         is_early = experiment.resources.kind.is_this_machine and experiment.resources.pool is None
         entrypoint = None
         if is_early:  # it is imported once the rest has begun to start, by the check in a process of its own
@@ -311,6 +316,7 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
             options.step(f"importing {entrypoint_words(experiment.entrypoint)}")
             entrypoint = find_entrypoint(experiment, options.search_path, prices.table, experiment.loaded_profiles())
         announce_device(experiment, options.announce)
+        laps.lap("plan" if is_early else "import of the trial")
         with cancel_on_signals() as cancelled, ExitStack() as ending:
             start = _Start(experiment, entrypoint, folder, options, prices, cancelled)
             profiles, lines, is_instant = start.known_profiles(), list[str](), False
@@ -318,11 +324,13 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
             if profiles is not None:  # what has no plan is refused before anything is tried
                 is_instant = isinstance(experiment.constraints.deadline, datetime)
                 first = replace(start, options=replace(options, announce=lines.append)).planned(profiles, Spent())
+            laps.lap("plan")
             early = None
             if is_early and first is not None and not is_instant:
                 early = ending.enter_context(start.early(*first))
             if entrypoint is not None:
                 start.check(entrypoint, profiles, None if early is None else folder.instances, is_loaded=not is_early)
+            laps.lap("check")
             if profiles is not None:  # measuring one asks the nodes as well
                 require_cluster(experiment, folder.home, entrypoint)
             else:
@@ -334,16 +342,20 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
                     measured = start.measured()
                     profiles = measured.profile
                     spent = Spent(seconds=elapsed_s() - began_s, cost_usd=measured.cost_usd)
+                    laps.lap("profile")
                 with noting(lambda: spent.cost_usd):
                     if first is None or is_instant:  # which the check has brought nearer
                         first, lines = start.planned(profiles, spent), []
                     sized, job = first
                     for line in lines:
                         options.announce(line)
+                    laps.lap("plan")
                     if is_known or job.max_cost_usd is None:
                         start.ask(f", about {format_usd(spent.cost_usd + job.prediction.cost_usd)}")
+                        laps.lap("answer")
                     start.require_money(job)
-                    create(folder, job, RunSpec.of(sized, entrypoint, folder, spent))
+                    spec = RunSpec.of(sized, entrypoint, folder, spent)
+                    create(folder, job, replace(spec, waited_s={} if is_rehearsal else dict(laps.seconds)))
             starting.close()  # from here the journal is followed
             options.step("")
             return run(folder, view=options.view, cancelled=cancelled, callbacks=options.callbacks, early=early)

@@ -20,7 +20,7 @@ import pytest
 
 from rubberband.executor import Result
 from rubberband.states import ExperimentState
-from rubberband.units import parse_duration
+from rubberband.units import duration, parse_duration
 from rubberband.values.submission import Submission
 from rubberband.views import formatting
 from rubberband.views.charts.allocation import allocation
@@ -33,6 +33,7 @@ from rubberband.views.report.headlines import headlines
 from rubberband.views.report.page import render_html, script_json
 from rubberband.views.report.tables import failures, paid_time, stages
 from rubberband.views.report.text import tables
+from rubberband.views.report.waits import waits
 from tests.builders.jobs import JOB
 from tests.builders.results import EVERY_RESULT, FAULTS, a_result, cut_short, hostile, render
 from tests.builders.special_results import SPECIAL_RESULTS
@@ -316,3 +317,15 @@ def test_instances_that_follow_each_other_are_counted_in_whole_numbers() -> None
 
 def test_before_the_first_event_s_consequences_there_is_no_curve() -> None:
     assert learning_curves(cut_short(1, cancel=False)) is None
+
+
+def test_waits_are_shown_by_cause_before_the_run_and_before_each_stage() -> None:
+    assert not waits(a_result()).rows, "a run that noted none"
+    result = dataclasses.replace(a_result(), waited_s={"check": 6.25, "imports": 0.75, "plan": 0.001})
+    rows = waits(result).rows
+    assert rows[0] == ("before the run", "7s", "check 6.25s, imports 0.75s")
+    assert [row[0] for row in rows[1:]] == [stage.title for stage in result.stages]
+    first = min(each.training_s for each in result.busy if each.stage == 0 and each.training_s is not None)
+    assert rows[1][1] == duration(first)
+    assert "instances" in rows[1][2]
+    assert waits(result) in tables(result)

@@ -24,6 +24,7 @@ from rubberband.views.report.tables import (
     workers,
     worths,
 )
+from rubberband.views.report.waits import waits
 
 MOST_TRIALS = 10
 """Limit of trials in the whole report; the rest is counted (`-o json` and `--html` have all)."""
@@ -38,6 +39,7 @@ def tables(result: Result, most_trials: int | None = None) -> list[TextTable]:
         decisions(result),
         worths(result),
         paid_time(result),
+        waits(result),
         purchases(result),
         bill(result.bill),
         batch_sizes(result, most_trials),
