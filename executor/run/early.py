@@ -13,6 +13,7 @@ from functools import partial
 from shutil import rmtree
 from typing import TYPE_CHECKING
 
+from rubberband.cloud.clock import elapsed_s
 from rubberband.cloud.provider import ClusterProvider
 from rubberband.cloud.ray_head.instance import lock
 from rubberband.cloud.ray_head.ray_node import end, observe
@@ -39,6 +40,8 @@ class EarlyStart:
 
     provider: ClusterProvider
     fork_server: ForkServer
+    begun_s: float = field(default_factory=elapsed_s)
+    """When it began, by `elapsed_s`."""
     _threads: list[threading.Thread] = field(default_factory=list)
     _handed_over: threading.Event = field(default_factory=threading.Event)
 

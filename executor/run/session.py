@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, cast
 
 from rubberband.cloud.catalogue import boot_timeouts, types_of
+from rubberband.cloud.clock import elapsed_s
 from rubberband.cloud.offers import offers
 from rubberband.cloud.provider import BorrowedProvider, ClusterProvider, ClusterRequest
 from rubberband.cloud.virtual import VirtualClock
@@ -144,7 +145,8 @@ def _run(
             inbox = Inbox(folder.inbox)
             began_at = backend.now()
             if spec.kind.is_this_machine and spec.pool is None:  # warm instances start in no time
-                views.callback(lambda: _note_starts(folder.home, str(spec.entrypoint), controller, began_at))
+                lead_s = 0.0 if early is None else elapsed_s() - early.begun_s
+                views.callback(lambda: _note_starts(folder.home, str(spec.entrypoint), controller, began_at, lead_s))
             drive(
                 controller,
                 backend,
@@ -246,15 +248,22 @@ def _drawing(spec: RunSpec, controller: Controller) -> tuple[RunSpec, Draw | Non
     return replace(spec, configurations=known), draw, partial(sampling.explore, search, known)
 
 
-def _note_starts(home: Path, entrypoint: str, controller: Controller, began_at: float) -> None:
-    """Keep how long instances took to start on this machine since `began_at`, for later plans."""
+def _note_starts(home: Path, entrypoint: str, controller: Controller, began_at: float, lead_s: float) -> None:
+    """Keep how long instances took to start on this machine since `began_at`, for later plans.
+
+    `lead_s`: the first ones began so long before. Of those that were ready by then, it is not known.
+    """
     instants = [
-        (record.requested_at, record.running_at, record.ready_at)
+        (
+            record.requested_at - (lead_s if record.running_at - record.requested_at < _STARTED_EARLY_S else 0.0),
+            record.running_at,
+            record.ready_at,
+        )
         for record in controller.state.instances.values()
         if record.running_at is not None
         and record.ready_at is not None
         and record.requested_at >= began_at
-        and record.running_at - record.requested_at > _STARTED_EARLY_S
+        and record.ready_at - record.requested_at > _STARTED_EARLY_S
     ]
     with suppress(OSError):  # a full disk
         startup_history.record(home, startup_history.starts_of(entrypoint, instants), time.time())

@@ -78,6 +78,8 @@ class TrialCheck:
     """Step -> its seconds: import, set-up, iteration, save, restore; perhaps next, continue, fork, restart and gang.
 
     A program's start is in `set-up` if a second iteration (next) shows how long it takes, and else in `iteration`."""
+    own: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Step -> its seconds less those in which another process had its CPU, and the seconds that CPUs computed."""
     first_extra_s: float | None = None
     """Seconds of a later start within its first iteration, and `cold_extra_s` of the first start: a program's or a
     distributed function's imports and data. None if it has no such part, or it is not known."""

@@ -46,6 +46,7 @@ from rubberband.executor.training.failures import (
 )
 from rubberband.executor.training.guarded_process import GuardedProcess
 from rubberband.executor.training.kinds import kind_of
+from rubberband.executor.training.own_time import own_time
 from rubberband.executor.training.run import close_all, make_runner
 from rubberband.executor.training.runner import FunctionRunner, Runner
 from rubberband.executor.training.segment import Segment
@@ -314,7 +315,7 @@ class StepwiseCheck:
         """Time a step. A failure is a problem, after which `_Failed` is raised unless it `goes_on` without metrics."""
         self._found.step, self._found.waits = name, ""
         self._answer()
-        began_s = time.monotonic()
+        began_s, began = time.monotonic(), (own_time(), time.process_time())
         try:
             yield
         except RanOut:
@@ -333,6 +334,7 @@ class StepwiseCheck:
                 raise _Failed from None
         finally:
             self._found.seconds[name] = time.monotonic() - began_s
+            self._found.own[name] = own_time() - began[0], time.process_time() - began[1]
 
     def _answer(self) -> None:
         masked = self._order.entrypoint.environment.masked

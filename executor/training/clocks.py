@@ -16,6 +16,7 @@ import torch
 from torch.autograd import Variable
 
 from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.own_time import own_time
 
 # The own time of a worker in a step: all of it without the wait for other workers.
 #
@@ -164,35 +165,10 @@ def make_timer(gang: Gang, device: torch.device) -> ComputeTimer:
     return CudaTimer() if device.type == "cuda" else CpuTimer(gang)
 
 
-# The time of stretches of steps, and a clock that other work on the machine does not disturb.
+# The time of stretches of steps.
 
 LONG_PAUSE_S = 1e-3
 """In a shorter pause nothing was sent, and the thread did not wait for a CPU; to look would take a tenth of this."""
-_TRIES, _AT_ONCE_S = 10, 1e-3
-_QUEUED = "/proc/thread-self/schedstat"
-"""Nanoseconds of this thread on a CPU, and in its queue (Linux)."""
-
-
-def own_time() -> float:
-    """Return a time in seconds that stands still while this thread could run and another one has its CPU.
-
-    It goes on while the thread waits for data, a GPU or other workers: those are costs of the trial. Where the system
-    does not count the time in the queue, nothing is left out.
-    """
-    for _ in range(_TRIES):
-        began = time.perf_counter()
-        queued_s, now = _queued_s(), time.perf_counter()
-        if now - began < _AT_ONCE_S:  # else another thread had the CPU in between, and the two do not belong together
-            break
-    return now - queued_s
-
-
-def _queued_s() -> float:
-    try:
-        with open(_QUEUED, "rb") as file:
-            return int(file.read().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
 
 
 class LapClock:

@@ -104,6 +104,7 @@ def answer(
         notes=(
             *found.remarks,
             *started.notes,
+            *_profile_notes(started, best.profile),
             *repeat_notes(started),
             *stop_notes(started),
             *end_notes(started, best.profile),
@@ -118,6 +119,12 @@ def answer(
         size=found.size,
         blocks=blocks,
     )
+
+
+def _profile_notes(experiment: Experiment, profile: Profile) -> list[str]:
+    if not experiment.resources.kind.is_this_machine or profile.source != "inline":
+        return []
+    return ["times: those in the file's profile, not measured on this machine; the check of a run corrects them."]
 
 
 def _block_notes(best: Estimate, bill: Sequence[BillLine], prices: PricesAndQuotas) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ A trial that passed is remembered by its content, in `checks` of the home, and n
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import time
@@ -31,6 +32,7 @@ from rubberband.planning.candidates import known_gpus
 from rubberband.planning.clusters import on_cluster
 from rubberband.planning.feasible import Profiles
 from rubberband.planning.least_gang import GangTooLargeError, with_least_gang
+from rubberband.running.pace import Pace
 from rubberband.running.profile_cache import Announce
 from rubberband.running.sending import unsent_of
 from rubberband.running.warm_start import warm_started
@@ -167,19 +169,20 @@ def check_first(
     step: Announce = lambda line: None,
     load: Callable[[], None] = lambda: None,
     fork_server: Path | None = None,
-) -> None:
+) -> Pace | None:
     """Check a trial before its run, unless that takes long or it has passed before. Raises EntrypointError, Cancelled.
 
-    A trial has at most `max_gpus` GPUs. `load` imports it, where that is not known to work after this; it raises
-    EntrypointError. `fork_server` is the provider's folder of the run's fork server, if there is one.
+    Returns how fast it trains here, if that is known, perhaps from when it passed. A trial has at most `max_gpus` GPUs.
+    `load` imports it, where that is not known to work after this; it raises EntrypointError. `fork_server` is the
+    provider's folder of the run's fork server, if there is one.
     """
     passed = _passed(experiment, entrypoint, home, max_gpus)
     if passed is not None and passed.exists():
-        return
+        return _remembered(passed)
     known = [] if profiles is None else [profiles] if isinstance(profiles, Profile) else profiles.values()
     if known and min(profile.iteration_s(profile.smallest_gpus) for profile in known) > CHEAP_S:
         load()
-        return
+        return None
     step(f"checking {entrypoint}: an iteration, a checkpoint and a restart")
     with tempfile.TemporaryFile() as output:
         report = _checked(experiment, entrypoint, max_gpus, RUN_LIMIT_S, output, [], cancelled, fork_server=fork_server)
@@ -189,7 +192,7 @@ def check_first(
             load()
         if why := _unchecked(experiment, report):
             announce(f"the trial was not checked{why}")
-            return
+            return None
         if report.problems:
             _show_output(output, report, lambda part: announce(entrypoint.environment.masked(part)))
     if report.problems:
@@ -201,10 +204,20 @@ def check_first(
     announce(f"checked {entrypoint}: {report.summary()}")
     for remark in report.remarks:
         announce(remark)
+    pace = Pace.of(report.trial)
     if passed is not None:
         with suppress(OSError):  # a full disk
             make_directories(passed.parent)
-            write_atomically(passed, f"{entrypoint} {time.time():.0f}\n".encode(), durable=False)
+            words = {"entrypoint": str(entrypoint), "at": round(time.time()), "pace": pace and asdict(pace)}
+            write_atomically(passed, json.dumps(words).encode(), durable=False)
+    return pace
+
+
+def _remembered(passed: Path) -> Pace | None:
+    with suppress(OSError, ValueError, TypeError, KeyError):  # of an earlier version
+        words = json.loads(passed.read_bytes())["pace"]
+        return words and Pace(**words)
+    return None
 
 
 def _unchecked(experiment: Experiment, report: CheckReport) -> str:

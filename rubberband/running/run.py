@@ -42,6 +42,7 @@ from rubberband.planning.prices_and_quotas import cloud_prices_and_quotas, local
 from rubberband.running.check import check_first, named_entrypoint, narrowest_gang, widest_gang, with_narrowest_gang
 from rubberband.running.estimating import experiment_of
 from rubberband.running.laps import Laps
+from rubberband.running.pace import OtherLoad, Pace, paced
 from rubberband.running.profile import MeasuredProfile, measure_profile, noting
 from rubberband.running.profile_cache import Announce, find_profiles
 from rubberband.running.sending import require_sent
@@ -287,7 +288,7 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
     A measured profile is kept for runs of the same content. Raises the errors of `tune`.
     """
     options = options or RunOptions()
-    began_s, laps = elapsed_s(), Laps(options.began_s)
+    began_s, laps, load = elapsed_s(), Laps(options.began_s), OtherLoad()
     laps.lap("imports")
     with ExitStack() as starting:
         is_rehearsal = experiment.resources.kind.is_simulated
@@ -324,13 +325,22 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
             if profiles is not None:  # what has no plan is refused before anything is tried
                 is_instant = isinstance(experiment.constraints.deadline, datetime)
                 first = replace(start, options=replace(options, announce=lines.append)).planned(profiles, Spent())
+            others = load.cores() if is_early and profiles is not None else 0.0
             laps.lap("plan")
             early = None
             if is_early and first is not None and not is_instant:
                 early = ending.enter_context(start.early(*first))
             if entrypoint is not None:
-                start.check(entrypoint, profiles, None if early is None else folder.instances, is_loaded=not is_early)
+                fork_server = None if early is None else folder.instances
+                pace = start.check(entrypoint, profiles, fork_server, is_loaded=not is_early)
+                if is_early and pace is not None and first is not None:
+                    known, profiles = profiles, start.corrected(profiles, pace, first[1], others)
+                    first = first if profiles is known else None
             laps.lap("check")
+            if early is not None:
+                start, first = replace(start, begun_s=early.begun_s), None
+            elif is_instant:  # which the check has brought nearer
+                first = None
             if profiles is not None:  # measuring one asks the nodes as well
                 require_cluster(experiment, folder.home, entrypoint)
             else:
@@ -344,11 +354,12 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
                     spent = Spent(seconds=elapsed_s() - began_s, cost_usd=measured.cost_usd)
                     laps.lap("profile")
                 with noting(lambda: spent.cost_usd):
-                    if first is None or is_instant:  # which the check has brought nearer
-                        first, lines = start.planned(profiles, spent), []
-                    sized, job = first
-                    for line in lines:
-                        options.announce(line)
+                    if first is not None:
+                        sized, job = first
+                        for line in lines:
+                            options.announce(line)
+                    else:
+                        sized, job = start.planned(profiles, spent)
                     laps.lap("plan")
                     if is_known or job.max_cost_usd is None:
                         start.ask(f", about {format_usd(spent.cost_usd + job.prediction.cost_usd)}")
@@ -381,6 +392,8 @@ class _Start:
     options: RunOptions
     prices: PricesAndQuotas
     cancelled: Callable[[], bool]
+    begun_s: float | None = None
+    """When the first instances began to start, by `elapsed_s`; None: they have not."""
 
     @property
     def again(self) -> bool:
@@ -411,9 +424,11 @@ class _Start:
 
     def check(
         self, entrypoint: Entrypoint, profiles: Profiles | None, fork_server: Path | None, *, is_loaded: bool
-    ) -> None:
-        """Try one iteration of the trial, unless that is known to work; import it here if it has not been. Raises
-        EntrypointError."""
+    ) -> Pace | None:
+        """Try one iteration of the trial, unless that is known to work; import it here if it has not been.
+
+        Returns how fast it trains here, if that is known. Raises EntrypointError.
+        """
         with asked_to_end(self.folder, self.cancelled) as asked:
             place = self.experiment, self.prices.table, profiles
             experiment, most = with_narrowest_gang(self.experiment, narrowest_gang(*place)), widest_gang(*place)
@@ -421,8 +436,8 @@ class _Start:
             load = partial(self._load, entrypoint, most, is_loaded=is_loaded)
             if not options.check:
                 load()
-                return
-            check_first(
+                return None
+            return check_first(
                 experiment,
                 entrypoint,
                 home,
@@ -434,6 +449,14 @@ class _Start:
                 load=load,
                 fork_server=fork_server,
             )
+
+    def corrected(self, profiles: Profiles | None, pace: Pace, job: Job, others: float) -> Profiles | None:
+        """Return the profiles at the level that was measured on this machine; a line says so. See `paced`."""
+        found = paced(profiles, pace, job, others) if isinstance(profiles, Profile) else None
+        if found is None:
+            return profiles
+        self.options.announce(found[1])
+        return found[0]
 
     def _load(self, entrypoint: Entrypoint, max_gpus: int, *, is_loaded: bool) -> None:
         if not is_loaded:
@@ -468,7 +491,9 @@ class _Start:
     def planned(self, profiles: Profiles, spent: Spent) -> tuple[Experiment, Job]:
         """Return the experiment with a number as the size of its search, and its job. Raises InfeasibleError."""
         experiment, options = self.experiment, self.options
-        here = replace(self.prices, starts=local_prices_and_quotas(experiment, self.folder.home).starts)
+        lead_s = 0.0 if self.begun_s is None else elapsed_s() - self.begun_s
+        starts = local_prices_and_quotas(experiment, self.folder.home).starts
+        here = replace(self.prices, starts=starts, lead_s=lead_s)
         asked = PlanningOptions(now=time.time(), policy=options.policy, spent=spent, most_usd=options.most_usd)
         found = planned(experiment, profiles, here, asked)
         for line in (*experiment.notes, *found.remarks):

@@ -22,6 +22,7 @@ from rubberband.errors import EntrypointError, InfeasibleError
 from rubberband.executor import Entrypoint, ExperimentFolder, checking, content_of, digest
 from rubberband.running import check as check_module
 from rubberband.running.check import CheckReport, check_experiment, check_first
+from rubberband.running.pace import Pace
 from rubberband.running.run import RunOptions, run_experiment
 from rubberband.spec.experiment import Experiment
 from tests.builders.checks import check_here
@@ -301,14 +302,20 @@ def test_a_model_to_compile_is_checked_without_compiling(code: Path) -> None:
 def test_before_a_run_it_is_checked_once_for_the_same_content(code: Path, tmp_path: Path) -> None:
     said = list[str]()
 
-    def before_a_run(name: str, **words: Any) -> None:
+    def before_a_run(name: str, **words: Any) -> Pace | None:
         said.clear()
         asked = experiment(f"checked:{name}", **words)
-        check_first(asked, Entrypoint.parse(f"checked:{name}", (code,)), tmp_path, None, said.append)
+        return check_first(asked, Entrypoint.parse(f"checked:{name}", (code,)), tmp_path, None, said.append)
 
-    before_a_run("Good")
+    pace = before_a_run("Good")
     assert said[0].startswith("checked checked:Good: 1 iteration in ")
-    before_a_run("Good", constraints={"deadline": "3h"})
+    assert pace is not None
+    assert pace.iteration_s > 0.0
+    assert before_a_run("Good", constraints={"deadline": "3h"}) == pace
+    assert said == []
+    for path in (tmp_path / "checks").iterdir():
+        path.write_text("checked:Good 1764500000\n")  # of an earlier version
+    assert before_a_run("Good") is None
     assert said == []
     (code / "helping.py").write_text("FACTOR = 3.0\n")
     before_a_run("Good")

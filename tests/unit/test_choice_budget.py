@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rubberband.executor import own_time
-from rubberband.executor.training import clocks
+from rubberband.executor.training import own_time as own_times
 from rubberband.executor.training.goodput.agent import CHOICE_SHARE, ChoiceBudget
 
 
@@ -44,7 +44,7 @@ def test_the_time_in_the_queue_of_a_cpu_is_not_the_thread_s_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queued = tmp_path / "schedstat"
-    monkeypatch.setattr(clocks, "_QUEUED", str(queued))
+    monkeypatch.setattr(own_times, "_QUEUED", str(queued))
     monkeypatch.setattr(time, "perf_counter", lambda: 10.0)
     assert own_time() == 10.0, "a system that does not count it"
     queued.write_text("5000000000 2500000000 7\n")
@@ -63,6 +63,6 @@ def test_a_thread_that_loses_its_cpu_while_it_reads_its_own_time_reads_again(
             queued.write_text("5000000000 5500000000 8\n")
         return instant
 
-    monkeypatch.setattr(clocks, "_QUEUED", str(queued))
+    monkeypatch.setattr(own_times, "_QUEUED", str(queued))
     monkeypatch.setattr(time, "perf_counter", now)
     assert own_time() == 7.5

@@ -6,10 +6,13 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rubberband.api.plans.process import planned, question_of
+from rubberband.executor.run.session import _note_starts
 from rubberband.planning.candidates import with_start_times
 from rubberband.planning.feasible import PlanningOptions
 from rubberband.planning.prices_and_quotas import answer, local_prices_and_quotas
@@ -180,3 +183,18 @@ def test_the_service_counts_it_and_distinguishes_old_answers_from_new_ones(tmp_p
     status, body = planned(after)
     assert status == 200
     assert "the file says 15s" in json.loads(body)["notes"][0]
+
+
+def test_instances_that_began_before_the_run_are_recorded_with_their_whole_start(tmp_path: Path) -> None:
+    """Of those that were ready by then it is not known how long they took."""
+    instants = [(100.0, 100.01, 101.4), (100.0, 100.02, 101.6), (100.0, 100.01, 100.03), (150.0, 153.0, 156.0)]
+    records = [
+        SimpleNamespace(requested_at=asked, running_at=running, ready_at=ready) for asked, running, ready in instants
+    ]
+    controller: Any = SimpleNamespace(state=SimpleNamespace(instances=dict(enumerate(records))))
+    _note_starts(tmp_path, CODE, controller, 100.0, lead_s=4.0)
+    first, second = (start_times(tmp_path, CODE, number) for number in (2, 1))
+    assert first is not None
+    assert second is not None
+    assert first.provision_s + first.init_s == pytest.approx(5.6)
+    assert (second.provision_s, second.init_s) == (3.0, 3.0)

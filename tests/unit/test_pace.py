@@ -1,0 +1,143 @@
+"""The level of a profile in the file, as the check before a run has measured it on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rubberband.executor.core.job import Job
+from rubberband.executor.training.check_findings import TrialCheck
+from rubberband.planning.candidates import with_lead
+from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, planned
+from rubberband.running import pace as pacing
+from rubberband.running.pace import OtherLoad, Pace, paced
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.fields import delay_of
+from rubberband.values.profile import Profile
+from tests.builders.plans import plan_job
+
+PROFILE = Profile(seconds_per_iteration={1: 0.4, 2: 0.25})
+ALONE = Pace(iteration_s=0.4, cores=1.0, startup_s=0.0)
+
+
+@pytest.fixture(autouse=True)
+def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "cores", lambda: 2)
+
+
+def experiment(trials: int = 64, **resources: object) -> Experiment:
+    scheduler = {"type": "sha", "num_samples": trials, "grace_period": 1, "max_t": 85, "reduction_factor": 4}
+    search = {"space": {"lr": [0.1]}, "scheduler": scheduler, "metric": "loss", "mode": "min"}
+    given = {"provider": "local", "max_instances": 2, "gpus_per_trial": {"min": 1, "max": 1}, **resources}
+    return Experiment(
+        name="paced",
+        entrypoint="code:train",
+        search=search,
+        constraints={"deadline": "10m", "objective": "min_time"},
+        resources=given,
+        profile={"seconds_per_iteration": {1: 0.4}},
+    )
+
+
+def job(profile: Profile = PROFILE) -> Job:
+    return plan_job(experiment(), profile)
+
+
+@pytest.mark.parametrize(
+    ("changes", "others", "expected"),
+    [
+        ({}, 0.0, None),
+        ({"iteration_s": 0.45}, 0.0, None),
+        ({"iteration_s": 0.28}, 0.0, "this machine: 0.28 s an iteration, profile 0.4 s; planned as measured here"),
+        ({"startup_s": 0.04}, 0.0, None),
+        ({"startup_s": 0.2}, 0.0, "this machine: 0.2 s to start a trial, profile 0 s; planned as measured here"),
+        ({"iteration_s": 0.28, "cores": 0.0, "startup_s": None}, 9.0, "0.28 s an iteration, profile"),
+        ({"iteration_s": 0.2}, 2.0, None),
+        ({}, 2.0, r"0.7\d s an iteration \(0.4 s on a core of its own\), profile 0.4 s"),
+    ],
+)
+def test_another_level_is_planned_with_and_said(changes: dict[str, float], others: float, expected: str | None) -> None:
+    found = paced(PROFILE, replace(ALONE, **changes), job(), others)
+    if expected is None:
+        assert found is None
+        return
+    assert found is not None
+    profile, line = found
+
+    assert re.search(expected, line), line
+    assert profile.iteration_s(2) / profile.iteration_s(1) == pytest.approx(0.25 / 0.4), "the shape stays"
+
+
+def test_workers_share_cores_as_far_as_there_are_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ALONE.beside(2, 0.0) == ALONE.beside(1, 1.0) == 1.0
+    assert (ALONE.beside(2, 2.0), ALONE.beside(1, 2.0)) == (2.0, 1.5)
+    assert replace(ALONE, cores=0.5).beside(2, 3.0) == 1.5, "half of its time it waits for something else"
+    assert replace(ALONE, cores=2.0).beside(2, 0.0) == 2.0, "its own threads share them as well"
+    monkeypatch.setattr(pacing, "cores", lambda: 1)
+    assert (ALONE.beside(1, 0.0), ALONE.beside(2, 0.0)) == (1.0, 2.0)
+
+
+@given(st.floats(0.01, 100.0), st.floats(0.0, 4.0), st.floats(0.0, 8.0))
+def test_the_planned_training_time_is_that_of_the_cores(iteration_s: float, cores: float, others: float) -> None:
+    """Of the same plan: each stage takes as long as its workers need beside each other."""
+    pace = Pace(iteration_s=iteration_s, cores=cores, startup_s=None)
+    before = job()
+    found = paced(PROFILE, pace, before, others)
+    if found is None:
+        return
+    stages = before.prediction.stages
+    workers = [min(each.slots, stage.trials) for each, stage in zip(stages, before.stages, strict=True)]
+    train_s = [each.duration_s for each in stages]
+    longer = [pace.beside(number, others) for number in workers]
+    exact_s = sum(each_s / 0.4 * iteration_s * factor for each_s, factor in zip(train_s, longer, strict=True))
+    assert sum(train_s) / 0.4 * found[0].iteration_s(1) == pytest.approx(exact_s)
+
+
+def test_a_measured_profile_and_one_without_single_gpus_stay() -> None:
+    fast = replace(ALONE, iteration_s=0.1)
+    assert paced(replace(PROFILE, source="file"), fast, job(), 0.0) is None
+    assert paced(Profile(seconds_per_iteration={2: 0.4}), fast, job(), 0.0) is None
+
+
+def test_the_pace_is_that_of_an_iteration_after_the_first() -> None:
+    own = {"iteration": (2.0, 2.0), "restore": (0.1, 0.1), "continue": (0.5, 0.25)}
+    assert Pace.of(TrialCheck(kind="TorchTrial", own=own)) == Pace(iteration_s=0.5, cores=0.5, startup_s=0.1)
+    assert Pace.of(TrialCheck(kind="function", own=own)) == Pace(iteration_s=0.5, cores=0.5, startup_s=None)
+    assert Pace.of(TrialCheck(kind="program", own=own)) is None, "it computes in another process"
+    del own["continue"]
+    assert Pace.of(TrialCheck(kind="TorchTrial", own=own)) is None
+
+
+@pytest.mark.parametrize(("lead_s", "left"), [(1.0, (2.0, 8.0)), (5.0, (0.0, 6.0)), (100.0, (0.0, 0.0))])
+def test_instances_that_began_to_start_are_planned_with_what_is_left(lead_s: float, left: tuple[float, float]) -> None:
+    found = with_lead(experiment(provision_delay="3s", init_delay="8s"), lead_s, PROFILE).resources
+    delays = (found.provision_delay, found.init_delay)
+    assert tuple(delay_of(each)[0] for each in delays if each is not None) == left
+    options = PlanningOptions(now=time.time())
+    whole, rest = (
+        planned(experiment(), PROFILE, PricesAndQuotas(lead_s=each), options).estimate.job for each in (0.0, lead_s)
+    )
+    assert whole is not None
+    assert rest is not None
+    assert whole.prediction.jct_s - rest.prediction.jct_s == pytest.approx(11.0 - sum(left))
+
+
+def test_programs_of_equal_priority_count_as_load() -> None:
+    load = OtherLoad()
+    time.sleep(0.3)
+    before = load.cores()
+    load = OtherLoad()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        time.sleep(1.0)
+        with_one = load.cores()
+        busy.kill()
+    assert os.cpu_count() is None or with_one > 0.0
+    assert before >= 0.0
