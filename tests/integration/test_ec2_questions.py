@@ -44,7 +44,7 @@ def test_nothing_is_rented_without_a_max_cost(driver: Ec2CommandLine) -> None:
     ("command", "question"),
     [
         pytest.param(RUN, "at most 1.00 USD (max_cost), about 0.", marks=pytest.mark.long),
-        pytest.param(CHECKED, "checked examples.digits:DigitsTrial", marks=pytest.mark.long),
+        pytest.param(CHECKED, "checked talking:Talking: 1 iteration in ", marks=pytest.mark.long),
         (UNPROFILED, "at most 1.00 USD (max_cost); no profile yet: measuring it comes first and counts; run? [Y/n]"),
         pytest.param(
             ("cloud", "image", "build", "digits.yaml", *words(*(word for word in ON_EC2 if "install" not in word))),
