@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -188,12 +188,15 @@ def tune(
     place = home_at(home)
     experiment = experiment_of(entrypoint, words, "tune", place, began=f"-{datetime.now():%Y%m%d-%H%M}")
     folder = open_folder(experiment.name, place)
-    announce, view = _shown(verbose)
+    announce, view, steps = _shown(verbose)
     if new or not {"name", "experiment"} & words.keys():
         experiment, folder = under_free_name(experiment, folder, announce)
     folder.require_free("pass new=True, which takes the next free name, or another name=")
-    options = RunOptions(check=check, profile_again=profile_again, announce=announce, view=view, callbacks=callbacks)
-    return run_experiment(experiment, folder, options)
+    with steps as step:
+        options = RunOptions(
+            check=check, profile_again=profile_again, step=step, announce=announce, view=view, callbacks=callbacks
+        )
+        return run_experiment(experiment, folder, options)
 
 
 def under_free_name(
@@ -206,12 +209,16 @@ def under_free_name(
     return experiment.model_copy(update={"name": free.name}), free
 
 
-def _shown(verbose: int) -> tuple[Announce, View]:
-    """Return what shows lines before the run, and its view. Raises InputError for another number than 0, 1, 2."""
+def _shown(verbose: int) -> tuple[Announce, View, AbstractContextManager[Announce]]:
+    """Return what shows lines before the run, its view, and what shows steps before it.
+
+    Raises InputError for another number than 0, 1, 2.
+    """
     if verbose not in (0, 1, 2):
         raise InputError(f"verbose: {shown(verbose)} is not 0, 1 or 2; 0 is silent, 2 shows most")
     if not verbose:
-        return lambda line: None, lambda *_: ()
+        return lambda line: None, lambda *_: (), nullcontext(lambda line: None)
+    from rubberband.views.live.steps import Steps
     from rubberband.views.live.view import NotebookView, is_notebook, open_view
 
     in_notebook = is_notebook()
@@ -224,7 +231,8 @@ def _shown(verbose: int) -> tuple[Announce, View]:
         terminal = open_view(job, clock, sys.stderr, is_terminal, details=details, is_rehearsal=is_rehearsal)
         return [stack.enter_context(terminal)]
 
-    return lambda line: print(line, file=sys.stdout if in_notebook else sys.stderr, flush=True), view
+    steps = nullcontext(lambda line: None) if in_notebook else Steps()
+    return lambda line: print(line, file=sys.stdout if in_notebook else sys.stderr, flush=True), view, steps
 
 
 @briefly
