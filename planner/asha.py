@@ -67,9 +67,9 @@ _EXTREMES = 8
 _TOGETHER = 10
 """Candidates that are looked at side by side."""
 _EASY = 2.0
-"""A candidate that takes and costs so many times less than the limits in a few samples keeps them in most."""
+"""A candidate that takes and costs this factor less than the limits in a few samples keeps them in most."""
 _SIEVE, _SIEVED, _SURE = 4, 5, 3
-"""Where there are few samples: the share that shows which candidates are surely late, of how many at once, and how many
+"""For few samples: the share that shows which candidates are surely late, of how many at once, and how many
 of those that are not are simulated to the end side by side."""
 
 
@@ -214,7 +214,7 @@ class Simulations:
         return self.several(dict.fromkeys(choices, count), choices)
 
     def several(self, counts: Mapping[StagePlan, int], choices: Sequence[StagePlan] = ()) -> list[Figures]:
-        """Simulate the first samples of plans side by side, so many of each; return those of some of the plans."""
+        """Simulate first samples of plans side by side, as many as `counts` says; return those of some plans."""
         with self._lock:  # estimates in several threads share them
             self._complete(counts)
             return [self._figures[choice].first(counts[choice]) for choice in choices]
@@ -410,7 +410,7 @@ class _AshaCandidates:
     def _first_that_keeps(self, hopeful: Sequence[StagePlan], *, looks_near: bool) -> StagePlan | None:
         """Return the first that keeps the limits by all samples: some show which surely do not.
 
-        What is looked at next is simulated beside it: those near it.
+        Those near it, which come next, are simulated beside it.
         """
         most, sieve = self.runs.most, self.runs.sieve
         for number, choice in enumerate(hopeful):
@@ -444,7 +444,7 @@ class _AshaCandidates:
         return list(hopeful)
 
     def _is_surely_late(self, choice: StagePlan) -> bool:
-        """Whether a candidate is known to be late in so many samples that it misses the confidence by all."""
+        """Whether a candidate is known to be late in samples enough that it misses the confidence by all."""
         if not self.runs.knows(choice, self.runs.sieve):
             return False
         (found,) = self.runs.figures([choice], self.runs.sieve)

@@ -256,7 +256,7 @@ class Plans:
         return known if known is not None else await self._stored(id)
 
     async def option(self, id: str, scheduler: str, caller: str = "") -> PlanAnswer | None:
-        """Return the row of another scheduler beside a plan; None if there is no such plan. Raises Problem."""
+        """Return the row of another scheduler beside a plan; None where no plan has this id. Raises Problem."""
         known = self._memory.answer(option_id(id, scheduler))
         plan = None if known is not None else await self._stored_plan(id)
         if known is not None or plan is None:

@@ -402,6 +402,15 @@ class LocalCheckpointStore(CheckpointStore):
         return str(path)
 
 
+def copy_of(source: Path) -> Payload:
+    """Return the content of a file as what is to be saved."""
+
+    def copy(to: Path) -> None:
+        shutil.copyfile(source, to)
+
+    return copy
+
+
 def file_name(trial: int, iterations: int, run: str) -> str:
     """Return a name; its random part keeps a late write of an abandoned attempt away from a newer attempt's file."""
     own = "-".join(part for part in (run, uuid.uuid4().hex[:12]) if part)

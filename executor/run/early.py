@@ -41,7 +41,7 @@ class EarlyStart:
     provider: ClusterProvider
     fork_server: ForkServer
     begun_s: float = field(default_factory=elapsed_s)
-    """When it began, by `elapsed_s`."""
+    """Its beginning, by `elapsed_s`."""
     _threads: list[threading.Thread] = field(default_factory=list)
     _handed_over: threading.Event = field(default_factory=threading.Event)
 

@@ -251,7 +251,7 @@ def _drawing(spec: RunSpec, controller: Controller) -> tuple[RunSpec, Draw | Non
 def _note_starts(home: Path, entrypoint: str, controller: Controller, began_at: float, lead_s: float) -> None:
     """Keep how long instances took to start on this machine since `began_at`, for later plans.
 
-    `lead_s`: the first ones began so long before. Of those that were ready by then, it is not known.
+    `lead_s`: seconds before that in which the first ones started already. Those that were ready by then are left out.
     """
     instants = [
         (

@@ -8,11 +8,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from rubberband.errors import CheckpointError
-from rubberband.executor.checkpoints import CheckpointStore
+from rubberband.executor.checkpoints import CheckpointStore, copy_of
 from rubberband.executor.training.reporting import ARTIFACTS, DRAFT
 from rubberband.executor.training.segment import Segment, SegmentArtifact
 from rubberband.units import format_bytes
@@ -53,7 +52,7 @@ class Artifacts:
             elif is_fresh and len(self._known) > MOST_FILES:
                 self._leave_out(name, f"a trial keeps at most {MOST_FILES:,} files")
             else:
-                ref = self._store.save(self._trial, self._iterations, partial(shutil.copyfile, path))
+                ref = self._store.save(self._trial, self._iterations, copy_of(path))
                 yield SegmentArtifact(name=name, iterations=self._iterations, file=ref)
 
     def rest(self) -> Iterator[SegmentArtifact]:

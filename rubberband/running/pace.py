@@ -99,7 +99,7 @@ def _weighted(values: Mapping[int, float], weights: Mapping[int, float]) -> floa
 
 
 class OtherLoad:
-    """What other programs take of this machine's cores since this object was made."""
+    """Load of other programs on this machine's cores since this object was made."""
 
     def __init__(self) -> None:
         self._begun = self._seen()

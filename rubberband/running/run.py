@@ -401,7 +401,7 @@ class _Start:
     prices: PricesAndQuotas
     cancelled: Callable[[], bool]
     begun_s: float | None = None
-    """When the first instances began to start, by `elapsed_s`; None: they have not."""
+    """Time at which the first instances began to start, by `elapsed_s`; None: they have not."""
 
     @property
     def again(self) -> bool:

@@ -44,11 +44,12 @@ class CommandLine:
         return json.loads(self(*arguments, "-o", "json", code=code))
 
     def refused(self, *arguments: str, code: int = 2) -> str:
-        """Return the only line that it prints: its error."""
+        """Return the only line that it prints beside its steps: its error."""
         assert self(*arguments, code=code) == ""
-        assert self.err.startswith("error: ")
-        assert self.err.count("\n") == 1
-        return self.err
+        *steps, error = self.err.splitlines(keepends=True)
+        assert error.startswith("error: ")
+        assert all(step.startswith("reading ") for step in steps), self.err
+        return error
 
 
 @pytest.fixture

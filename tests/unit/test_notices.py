@@ -353,7 +353,7 @@ def test_a_start_that_fails_is_one_notice_with_its_reason(tmp_path: Path, monkey
 def test_code_that_cannot_be_imported_is_a_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     local = {"provider": "local", "gpus_per_instance": 1, "max_instances": 1, "price_per_hour": 1.0}
     mine = words(notify=NAME) | {"entrypoint": "no_such_module:Trial", "resources": local}
-    experiment = rubberband.Experiment(**mine)
+    experiment = rubberband.Experiment(**mine | {"constraints": {"deadline": "5h"}})
     with receiving() as receiver:
         monkeypatch.setenv(NAME, receiver.url)
         with pytest.raises(EntrypointError):

@@ -327,7 +327,7 @@ def _trained(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], at:
 
 
 def _counter() -> StepCounter:
-    loop: Any = SimpleNamespace(module=nn.Identity(), trial=Noisy())
+    loop: Any = SimpleNamespace(module=nn.Identity(), trial=Noisy(), layout=None)
     return StepCounter(loop)
 
 

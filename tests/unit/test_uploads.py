@@ -58,7 +58,7 @@ def test_a_process_that_is_killed_makes_no_checkpoint(silent: socket.socket, fil
     with ThreadPoolExecutor(1) as thread:
         sending = thread.submit(send, FOLDER, "name", file)
         connection, _ = silent.accept()
-        (child,) = psutil.Process().children()
+        (child,) = (each for each in psutil.Process().children() if uploads.__name__ in each.cmdline())
         os.kill(child.pid, signal.SIGKILL)
         with pytest.raises(CheckpointError, match=r"^s3://bucket/prefix/name could not be written: .* exit code -9$"):
             sending.result()

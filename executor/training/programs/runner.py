@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.errors import CheckpointError
-from rubberband.executor.checkpoints import Payload
+from rubberband.executor.checkpoints import Payload, copy_of
 from rubberband.executor.checkpoints.folders import join, pack, read_manifest, unpack
 from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.executor.core.events import CheckpointRef
@@ -343,7 +343,7 @@ class CommandRunner(Runner):
         if is_last and self._state_iterations == 0 and self._segment.max_iterations != 1:
             print(f"rubberband: {self._command} {self.unsaved()}", file=sys.stderr, flush=True)
         self._has_news = False
-        return self._saves.payload() or partial(_copied, self._packed)
+        return self._saves.payload() or copy_of(self._packed)
 
     def parts(self) -> tuple[CheckpointRef, ...]:
         return self._saves.parts()
@@ -543,10 +543,6 @@ class CommandRunner(Runner):
         if self._segment.instance:
             remedy = "install it there (resources.aws.install or setup), or put it into the experiment's folder"
         return f"{name} is not on {place} ({reason}): {remedy}"
-
-
-def _copied(source: Path, to: Path) -> None:
-    shutil.copyfile(source, to)
 
 
 def _numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
