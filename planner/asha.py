@@ -403,9 +403,13 @@ class _AshaCandidates:
         together = 1 if len(self.runs.ends) == 2 else _TOGETHER
         for first in range(0, len(hopeful), together):
             for choice in self._hopeful(hopeful[first : first + together], self.runs.ends[1]):
-                if all(self._hopeful([choice], count) for count in self.runs.ends):
+                if self._keeps_all(choice):
                     return choice
         return None
+
+    def _keeps_all(self, choice: StagePlan) -> bool:
+        """Return whether a candidate keeps the limits by few samples and by all."""
+        return all(self._hopeful([choice], count) for count in self.runs.ends)
 
     def _first_that_keeps(self, hopeful: Sequence[StagePlan], *, looks_near: bool) -> StagePlan | None:
         """Return the first that keeps the limits by all samples: some show which surely do not.
@@ -427,7 +431,7 @@ class _AshaCandidates:
                 block = self._likely(left[:_SURE])
                 near = [other for one in block[:2] if looks_near for other in self._near(one)]
                 self.runs.several(dict.fromkeys(near, sieve) | dict.fromkeys(block, most))
-            if all(self._hopeful([choice], count) for count in self.runs.ends):
+            if self._keeps_all(choice):
                 return choice
         return None
 
