@@ -265,7 +265,7 @@ def test_only_instances_of_this_machine_start_before_they_are_asked_for() -> Non
         resolve_name(kind.open_cluster) for kind in KINDS.values() if kind.open_cluster and not kind.is_this_machine
     ]
     assert opened
-    early = {found for found in every(ClusterProvider) if found.launch_early is not ClusterProvider.launch_early}
+    early = {found for found in every(ClusterProvider) if "launch_early" in vars(found)}
     assert early == {LocalProvider}
     assert [name for name, kind in KINDS.items() if kind.is_this_machine] == ["local"]
 

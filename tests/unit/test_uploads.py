@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -54,12 +53,21 @@ def test_a_large_file_arrives_and_an_error_keeps_its_words(s3: str, file: Path, 
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_process_that_is_killed_makes_no_checkpoint(silent: socket.socket, file: Path) -> None:
+def test_a_process_that_is_killed_makes_no_checkpoint(
+    silent: socket.socket, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Noted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **words: Any) -> None:
+            super().__init__(*args, **words)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Noted)
     with ThreadPoolExecutor(1) as thread:
         sending = thread.submit(send, FOLDER, "name", file)
         connection, _ = silent.accept()
-        (child,) = (each for each in psutil.Process().children() if uploads.__name__ in each.cmdline())
-        os.kill(child.pid, signal.SIGKILL)
+        started[0].kill()
         with pytest.raises(CheckpointError, match=r"^s3://bucket/prefix/name could not be written: .* exit code -9$"):
             sending.result()
     connection.close()
