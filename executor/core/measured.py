@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from rubberband.executor.core.events import Slot
+from rubberband.executor.core.fleet import InstanceRecord
 from rubberband.executor.core.forecast import gang_factor
 from rubberband.executor.core.own_speeds import OwnSpeed, OwnSpeeds, own_speeds, with_metric
 from rubberband.executor.core.state import GangRun, LaneState, State
@@ -482,13 +483,16 @@ def _repeated(iterations: int) -> str:
     return f"trials train {counted(iterations, 'iteration')} again, without a checkpoint"
 
 
+_AT_ONCE_S, _SLOW_S = 0.25, 1.0
+
+
 def _delays(offer: Offer, state: State, cold_surplus_s: float) -> tuple[Offer, list[str]]:
     """The offer with the delays and the spot price that instances showed, and what differs.
 
     A new instance is as good as a held one only when its workers have started their first trials: what these take
     beyond others counts as its own, as it does in a measured profile. A restart after an interruption waits for one.
     """
-    records = state.instances.values()
+    records = [each for each in state.instances.values() if not _began_before(each, offer)]
     waited = {r.requested_at: r.running_at - r.requested_at for r in records if r.running_at is not None}
     started = [(r.running_at, r.ready_at) for r in records if r.ready_at is not None and r.running_at is not None]
     init = [ready_at - running_at + cold_surplus_s for running_at, ready_at in started]
@@ -505,6 +509,12 @@ def _delays(offer: Offer, state: State, cold_surplus_s: float) -> tuple[Offer, l
     if priced.spot is not None and later_s:
         priced = replace(priced, spot=replace(priced.spot, restart_s=max(0.0, priced.spot.restart_s + later_s)))
     return replace(priced, provision_delay_s=provision_s, init_delay_s=init_s), [*changes, change]
+
+
+def _began_before(record: InstanceRecord, offer: Offer) -> bool:
+    """Whether it was started before it was asked for, which says nothing of later ones."""
+    at_once = record.running_at is not None and record.running_at - record.requested_at < _AT_ONCE_S
+    return at_once and offer.provision_delay_s > _SLOW_S
 
 
 def _spot_price(offer: Offer, state: State) -> tuple[Offer, str]:

@@ -63,18 +63,6 @@ def with_start_times(
     return experiment.model_copy(update={"resources": changed}), tuple(remarks), frozenset(seen)
 
 
-def with_lead(experiment: Experiment, lead_s: float, profiles: Profile | Mapping[str, Profile]) -> Experiment:
-    """Return the experiment of this machine whose first instances began to start `lead_s` ago."""
-    offer = offers(experiment.resources, profiles)[0]
-    provision_s = max(0.0, offer.provision_delay_s - lead_s)
-    init_s = max(0.0, offer.init_delay_s - max(0.0, lead_s - offer.provision_delay_s))
-    left = {
-        "provision_delay": LognormalDelay.model_construct(mean_s=provision_s, cv=offer.provision_spread.cv),
-        "init_delay": LognormalDelay.model_construct(mean_s=init_s, cv=offer.init_spread.cv),
-    }
-    return experiment.model_copy(update={"resources": experiment.resources.model_copy(update=left)})
-
-
 def _with_join_times(experiment: Experiment, times: StartTimes) -> tuple[Experiment, tuple[str, ...], frozenset[str]]:
     """Return the experiment whose instances take the time of a node that joins; those on nodes that are there less."""
     if _written_delay(experiment, "provision_delay")[1] is not None:

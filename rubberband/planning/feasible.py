@@ -25,7 +25,7 @@ from rubberband.planner import (
     first_kept,
     without_noise,
 )
-from rubberband.planning.candidates import Room, candidates, gang_notes, with_lead, with_start_times
+from rubberband.planning.candidates import Room, candidates, gang_notes, with_start_times
 from rubberband.planning.remedies import (
     CandidatesOf,
     Reached,
@@ -59,8 +59,6 @@ class PricesAndQuotas:
     """Instances that the account's quota allows; None: the file's limit counts."""
     starts: StartTimes | None = None
     """Measured start times of instances on this machine; None for other providers, or before a first run."""
-    lead_s: float = 0.0
-    """Seconds since the first instances of this machine began to start."""
     notes: tuple[str, ...] = ()
     """Remarks on these: stale prices, quotas. Every screen of an estimate shows them."""
     blocks: Callable[[str, int, float, float], str | None] | None = None
@@ -125,8 +123,6 @@ def planned(
 ) -> PlannedExperiment:
     """Plan an experiment with what is left of its limits. Raises InputError for what cannot be planned."""
     started, remarks, seen = with_start_times(experiment, prices.starts, profiles)
-    if prices.lead_s > 0.0:
-        started = with_lead(started, prices.lead_s, profiles)
 
     def candidates_of(changed: Experiment) -> tuple[Problem, ...]:
         return candidates(

@@ -345,9 +345,7 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
                     known, profiles = profiles, start.corrected(profiles, pace, first[1], others)
                     first = first if profiles is known else None
             laps.lap("check")
-            if early is not None:
-                start, first = replace(start, begun_s=early.begun_s), None
-            elif is_instant:  # which the check has brought nearer
+            if is_instant:  # which the check has brought nearer
                 first = None
             if profiles is not None:  # measuring one asks the nodes as well
                 require_cluster(experiment, folder.home, entrypoint)
@@ -400,8 +398,6 @@ class _Start:
     options: RunOptions
     prices: PricesAndQuotas
     cancelled: Callable[[], bool]
-    begun_s: float | None = None
-    """Time at which the first instances began to start, by `elapsed_s`; None: they have not."""
 
     @property
     def again(self) -> bool:
@@ -499,9 +495,7 @@ class _Start:
     def planned(self, profiles: Profiles, spent: Spent) -> tuple[Experiment, Job]:
         """Return the experiment with a number as the size of its search, and its job. Raises InfeasibleError."""
         experiment, options = self.experiment, self.options
-        lead_s = 0.0 if self.begun_s is None else elapsed_s() - self.begun_s
-        starts = local_prices_and_quotas(experiment, self.folder.home).starts
-        here = replace(self.prices, starts=starts, lead_s=lead_s)
+        here = replace(self.prices, starts=local_prices_and_quotas(experiment, self.folder.home).starts)
         asked = PlanningOptions(now=time.time(), policy=options.policy, spent=spent, most_usd=options.most_usd)
         found = planned(experiment, profiles, here, asked)
         for line in (*experiment.notes, *found.remarks):

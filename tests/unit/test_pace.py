@@ -15,12 +15,9 @@ from hypothesis import strategies as st
 
 from rubberband.executor.core.job import Job
 from rubberband.executor.training.check_findings import TrialCheck
-from rubberband.planning.candidates import with_lead
-from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, planned
 from rubberband.running import pace as pacing
 from rubberband.running.pace import OtherLoad, Pace, paced
 from rubberband.spec.experiment import Experiment
-from rubberband.spec.fields import delay_of
 from rubberband.values.profile import Profile
 from tests.builders.plans import plan_job
 
@@ -114,20 +111,6 @@ def test_the_pace_is_that_of_an_iteration_after_the_first() -> None:
     assert Pace.of(TrialCheck(kind="program", own=own)) is None, "it computes in another process"
     del own["continue"]
     assert Pace.of(TrialCheck(kind="TorchTrial", own=own)) is None
-
-
-@pytest.mark.parametrize(("lead_s", "left"), [(1.0, (2.0, 8.0)), (5.0, (0.0, 6.0)), (100.0, (0.0, 0.0))])
-def test_instances_that_began_to_start_are_planned_with_what_is_left(lead_s: float, left: tuple[float, float]) -> None:
-    found = with_lead(experiment(provision_delay="3s", init_delay="8s"), lead_s, PROFILE).resources
-    delays = (found.provision_delay, found.init_delay)
-    assert tuple(delay_of(each)[0] for each in delays if each is not None) == left
-    options = PlanningOptions(now=time.time())
-    whole, rest = (
-        planned(experiment(), PROFILE, PricesAndQuotas(lead_s=each), options).estimate.job for each in (0.0, lead_s)
-    )
-    assert whole is not None
-    assert rest is not None
-    assert whole.prediction.jct_s - rest.prediction.jct_s == pytest.approx(11.0 - sum(left))
 
 
 def test_programs_of_equal_priority_count_as_load() -> None:
