@@ -51,25 +51,28 @@ class Pace:
 
         `others`: cores that other programs keep busy.
         """
-        busy = min(1.0, self.cores)
-        shortage = max(1.0, (workers * self.cores + others) / cores())
+        busy, wanted = min(1.0, self.cores), workers * self.cores
+        # A container's quota is its own; others load the processors, of which it may see more.
+        shortage = max(1.0, wanted / cores(), (wanted + others) / processors())
         return 1.0 - busy + busy * shortage
 
 
 def paced(profile: Profile, pace: Pace, job: Job, others: float) -> tuple[Profile, str] | None:
     """Return the profile at the measured level, for a job that was planned with it, and a line that says so.
 
-    None where the level differs by at most `MOST_OFF`, or is not comparable: nothing is known of one GPU.
+    None where the level differs by at most `MOST_OFF`, or is not comparable: nothing is known of one GPU, or a model
+    gives the times. A start that is shorter here stays as written, as a gang's takes longer than that of one worker.
     """
-    if profile.source != "inline" or profile.smallest_gpus > 1:
+    is_modelled = profile.goodput is not None or profile.asynchronous is not None
+    if profile.source != "inline" or profile.smallest_gpus > 1 or is_modelled:
         return None
-    longer = _weighted({slots: pace.beside(slots, others) for slots in _workers(job)}, _workers(job))
+    seconds = _workers(job)
+    longer = _weighted({workers: pace.beside(workers, others) for workers in seconds}, seconds)
     iteration_s, written_s = pace.iteration_s * longer, profile.iteration_s(1)
     startup_s = profile.trial_startup_s
-    if pace.startup_s is not None and abs(pace.startup_s * longer - startup_s) > max(
-        _LEAST_STARTUP_S, MOST_OFF * startup_s
-    ):
-        startup_s = pace.startup_s * longer
+    here_s = 0.0 if pace.startup_s is None else pace.startup_s * longer
+    if here_s - startup_s > max(_LEAST_STARTUP_S, MOST_OFF * startup_s):
+        startup_s = here_s
     found = list[str]()
     if abs(iteration_s / written_s - 1.0) > MOST_OFF:
         alone = f" ({pace.iteration_s:.2g} s on a core of its own)" if longer > 1.0 + MOST_OFF else ""
@@ -96,6 +99,11 @@ def _workers(job: Job) -> Mapping[int, float]:
 
 def _weighted(values: Mapping[int, float], weights: Mapping[int, float]) -> float:
     return math.fsum(values[key] * weight for key, weight in weights.items()) / math.fsum(weights.values())
+
+
+def processors() -> int:
+    """Return the number of processors that this process may run on, whatever its control group's quota."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class OtherLoad:

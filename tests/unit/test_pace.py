@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,6 +29,7 @@ ALONE = Pace(iteration_s=0.4, cores=1.0, startup_s=0.0)
 @pytest.fixture(autouse=True)
 def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pacing, "cores", lambda: 2)
+    monkeypatch.setattr(pacing, "processors", lambda: 2)
 
 
 def experiment(trials: int = 64, **resources: object) -> Experiment:
@@ -78,13 +80,15 @@ def test_workers_share_cores_as_far_as_there_are_too_few(monkeypatch: pytest.Mon
     assert (ALONE.beside(2, 2.0), ALONE.beside(1, 2.0)) == (2.0, 1.5)
     assert replace(ALONE, cores=0.5).beside(2, 3.0) == 1.5, "half of its time it waits for something else"
     assert replace(ALONE, cores=2.0).beside(2, 0.0) == 2.0, "its own threads share them as well"
+    monkeypatch.setattr(pacing, "processors", lambda: 64)
+    assert (ALONE.beside(4, 0.0), ALONE.beside(2, 30.0)) == (2.0, 1.0), "a container's quota is its own"
     monkeypatch.setattr(pacing, "cores", lambda: 1)
     assert (ALONE.beside(1, 0.0), ALONE.beside(2, 0.0)) == (1.0, 2.0)
 
 
 @given(st.floats(0.01, 100.0), st.floats(0.0, 4.0), st.floats(0.0, 8.0))
 def test_the_planned_training_time_is_that_of_the_cores(iteration_s: float, cores: float, others: float) -> None:
-    """Of the same plan: each stage takes as long as its workers need beside each other."""
+    """Each stage of a plan takes as long as its workers need beside each other."""
     pace = Pace(iteration_s=iteration_s, cores=cores, startup_s=None)
     before = job()
     found = paced(PROFILE, pace, before, others)
@@ -102,6 +106,16 @@ def test_a_measured_profile_and_one_without_single_gpus_stay() -> None:
     fast = replace(ALONE, iteration_s=0.1)
     assert paced(replace(PROFILE, source="file"), fast, job(), 0.0) is None
     assert paced(Profile(seconds_per_iteration={2: 0.4}), fast, job(), 0.0) is None
+
+
+def test_a_start_that_is_shorter_here_stays_as_it_is_written() -> None:
+    assert paced(replace(PROFILE, trial_startup_s=10.0), replace(ALONE, startup_s=0.1), job(), 0.0) is None
+
+
+def test_times_that_a_model_gives_are_not_corrected() -> None:
+    model: Any = object()
+    assert paced(replace(PROFILE, goodput=model), replace(ALONE, iteration_s=0.1), job(), 0.0) is None
+    assert paced(replace(PROFILE, asynchronous=model), replace(ALONE, iteration_s=0.1), job(), 0.0) is None
 
 
 def test_the_pace_is_that_of_an_iteration_after_the_first() -> None:
