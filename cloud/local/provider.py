@@ -81,7 +81,7 @@ class LocalProvider(ClusterProvider):
         """Instances that were started before they were asked for."""
         self._head = RayHead(experiment, directory, token_path=token_path, lease_s=lease_s, not_before=not_before)
         self._guards = self._head.guards
-        self._guards.variables = {HASH_SEED: hash_seed}
+        self._guards.variables = {HASH_SEED: hash_seed, **_workers_first(gpus_per_instance)}
         self.clock = self._head.clock
         self.device: Literal["cpu", "cuda"] = "cuda" if self._devices else "cpu"
         self._instances = self._directory / "instances"
@@ -217,6 +217,14 @@ class LocalProvider(ClusterProvider):
 def _rented(path: Path) -> Path:
     """Return the file with the instant from which an instance that was started early is rented."""
     return path.with_suffix(".rented")
+
+
+def _workers_first(gpus: int) -> dict[str, str]:
+    """Return Ray's settings by which a node starts a worker for each CPU, all at once, before anything asks for it.
+
+    A CPU is a slot; the workers are forked.
+    """
+    return {"RAY_enable_worker_prestart": "1", "RAY_worker_maximum_startup_concurrency": str(gpus)}
 
 
 def _status(record: Record, path: Path) -> InstanceDescription:

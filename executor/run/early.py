@@ -5,10 +5,11 @@ Only instances of this machine start early, as they are free; where trials use r
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from shutil import rmtree
 from typing import TYPE_CHECKING
@@ -53,6 +54,16 @@ class EarlyStart:
             thread = threading.Thread(target=_quietly, args=(work,), daemon=True, name="early start")
             self._threads.append(thread)
             thread.start()
+
+    def ahead(self, job: Job) -> Job:
+        """Return the job whose prediction leaves out what has passed of its first launch: all, once its instances run.
+
+        Its plan counts the launch as whole, as those of later stages are.
+        """
+        instances = self.provider.describe()
+        is_up = all(each.state == "running" for each in instances)
+        passed_s = math.inf if is_up else elapsed_s() - self.begun_s
+        return replace(job, prediction=job.prediction.ahead(passed_s)) if instances else job
 
     def hand_over(self) -> tuple[ClusterProvider, ForkServer]:
         """Return what a run takes over; from now on that renews the leases."""

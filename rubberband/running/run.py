@@ -366,6 +366,9 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
                             options.announce(line)
                     else:
                         sized, job = start.planned(profiles, spent)
+                    if early is not None:
+                        job = early.ahead(job)
+                    options.announce(_plan_line(job))
                     laps.lap("plan")
                     if is_known or job.max_cost_usd is None:
                         start.ask(f", about {format_usd(spent.cost_usd + job.prediction.cost_usd)}")
@@ -509,7 +512,7 @@ class _Start:
         notes += batch_notes(experiment, job.profile.goodput)
         used = {stage.gpus_per_trial for stage in job.plan.stages}
         notes += [note for notes_of in parts("notes") for note in notes_of(experiment, job.profile, used)]
-        for line in (*notes, _plan_line(job)):
+        for line in notes:
             options.announce(line)
         return experiment, job
 

@@ -146,6 +146,10 @@ class Distribution:
         """Return the distribution of a quantity that does not vary."""
         return cls(mean=value, p10=value, p50=value, p90=value, p95=value)
 
+    def shifted(self, by: float) -> Distribution:
+        """Return the distribution of the quantity plus `by`."""
+        return Distribution(**{name: value + by for name, value in self.to_json().items()})
+
     def to_json(self) -> dict[str, float]:
         """Return plain values by name."""
         return asdict(self)
@@ -168,6 +172,19 @@ class Prediction:
     """Samples that the distributions were drawn with; 1 if nothing varies."""
     extrapolated: tuple[int, ...] = ()
     """GPU counts that the plan uses and the profile did not measure (beyond its largest)."""
+
+    def ahead(self, seconds: float) -> Prediction:
+        """Return the prediction of a job whose first launch began `seconds` before it; its cost stays."""
+        first_s = [stage.provisioning_s for stage in self.stages if stage.start_s == 0.0]  # of each lane
+        passed_s = min(seconds, *first_s)
+        stages = tuple(
+            replace(stage, provisioning_s=stage.provisioning_s - passed_s)
+            if stage.start_s == 0.0
+            else replace(stage, start_s=stage.start_s - passed_s)
+            for stage in self.stages
+        )
+        jct = None if self.jct is None else self.jct.shifted(-passed_s)
+        return replace(self, jct_s=self.jct_s - passed_s, jct=jct, stages=stages)
 
 
 def gang_sizes(gpus_per_instance: int, minimum: int, maximum: int, sizes: Collection[int] = ()) -> list[int]:

@@ -155,7 +155,7 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "cpu": {
         "images": {"width": 8, "batch": 32, "steps": 8, "words": {"precision": "bf16", "channels_last": True}},
-        "text": {"width": 64, "layers": 2, "length": 64, "batch": 16, "steps": 8, "words": {"precision": "bf16"}},
+        "text": {"width": 64, "layers": 2, "length": 64, "batch": 16, "steps": 40, "words": {"precision": "bf16"}},
     },
 }
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -93,6 +93,16 @@ def test_the_instances_billed_longest_are_released_first():
     assert later.cost_usd == pytest.approx((first_s + 10 + 70 + 206) * RATE)
 
 
+@pytest.mark.parametrize(("seconds", "launch_s"), [(0.0, 25.0), (12.0, 13.0), (99.0, 0.0)])
+def test_a_launch_that_has_begun_shortens_the_first_stage_only(seconds, launch_s):
+    whole = predicted((4, 1, 1, 1), (8, 1, 2, 1))
+    found = whole.ahead(seconds)
+    assert [stage.provisioning_s for stage in found.stages] == [launch_s, 25.0]
+    assert [stage.start_s for stage in found.stages] == [0.0, launch_s + 112.0]
+    assert found.jct_s == pytest.approx(launch_s + 112 + 25 + 112)
+    assert found.cost_usd == whole.cost_usd
+
+
 def test_functions_are_billed_while_they_run():
     result = predicted((5, 1, 1, 2), (2, 2, 2, 8), billing="per_function")
     assert result.jct_s == pytest.approx(25 + 3 * 59 + 25 + 2 * 38)
