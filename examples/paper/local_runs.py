@@ -12,7 +12,8 @@ from rows import Found, Statement, Table, percent, verdict
 from rubberband import Experiment, Result
 from rubberband.errors import RubberbandError
 from rubberband.executor.journal.folder import open_folder
-from rubberband.running.run import RunOptions, run_experiment
+from rubberband.running.run import run_experiment
+from rubberband.running.starting import RunOptions
 from rubberband.values.plan import Policy
 
 

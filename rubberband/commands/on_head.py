@@ -45,8 +45,8 @@ def run_on_head(
     from rubberband.executor.ray.code import pack
     from rubberband.executor.run.allowance import pledge_on_head
     from rubberband.running.check import named_entrypoint
-    from rubberband.running.run import bound_of
     from rubberband.running.sending import require_sent
+    from rubberband.running.starting import bound_of
     from rubberband.spec.loading import load_experiment
 
     resources, name = experiment.resources, experiment.name
@@ -148,7 +148,7 @@ def forward(context: typer.Context) -> int:
     Raises InputError for options that mean nothing there.
     """
     from rubberband.executor.run.allowance import pledge_on_head, require_on_head
-    from rubberband.running.run import bound_of
+    from rubberband.running.starting import bound_of
     from rubberband.spec.observers import NotifyAddress
 
     command, params = str(context.info_name), context.params

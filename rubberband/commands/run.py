@@ -92,7 +92,8 @@ def run(
         from rubberband.executor.journal.folder import open_folder
         from rubberband.executor.journal.inbox import Inbox
         from rubberband.running.laps import process_began_s
-        from rubberband.running.run import RunOptions, run_experiment, under_free_name
+        from rubberband.running.run import run_experiment, under_free_name
+        from rubberband.running.starting import RunOptions
         from rubberband.spec.loading import default_profile_path, load_experiment, names_no_profile
 
         experiment = load_experiment(file, overrides or [])
@@ -186,7 +187,7 @@ def require_rest(folder: ExperimentFolder, *, no_cap: bool, yes: bool) -> None:
     from rubberband.executor.run.allowance import require_going_on
     from rubberband.executor.run.follower import JournalFollower, explaining
     from rubberband.planning.month_cap import require_money
-    from rubberband.running.run import bound_of
+    from rubberband.running.starting import bound_of
     from rubberband.values.kinds import kind_in
 
     if not folder.exists:
@@ -303,7 +304,7 @@ def profile(
     from rubberband.planning.clusters import on_cluster
     from rubberband.planning.prices_and_quotas import cloud_prices_and_quotas
     from rubberband.running.profile import measure_profile
-    from rubberband.running.run import announce_device, bound_of, find_entrypoint
+    from rubberband.running.starting import announce_device, bound_of, find_entrypoint
     from rubberband.spec.loading import default_profile_path, load_experiment
 
     search_path = (file.absolute().parent, Path.cwd())

@@ -118,7 +118,8 @@ def _run(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str], N
 
 
 def _begun(folder: ExperimentFolder, order: HostedRun) -> Result:
-    from rubberband.running.run import RunOptions, run_experiment
+    from rubberband.running.run import run_experiment
+    from rubberband.running.starting import RunOptions
     from rubberband.spec.experiment import Experiment
     from rubberband.spec.pool import on_pool
 
@@ -146,7 +147,7 @@ def _begun(folder: ExperimentFolder, order: HostedRun) -> Result:
 def _once_the_store_is_back(folder: ExperimentFolder, away: StoreAwayError, wait_for: Callable[[str], None]) -> Result:
     """Resume whenever its checkpoint store is back; nothing is held meanwhile. Raises Cancelled if the user asks."""
     from rubberband.executor.run import session
-    from rubberband.running.run import asked_to_end
+    from rubberband.running.starting import asked_to_end
 
     pause_s = SHORTEST_PAUSE_S
 

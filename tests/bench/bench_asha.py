@@ -23,7 +23,8 @@ from rubberband.executor import Controller, Job, Noise, VirtualBackend, bill_usd
 from rubberband.executor.virtual.backend import shuffled
 from rubberband.planner.asha import Simulations
 from rubberband.planner.exact.table import Floats
-from rubberband.running.run import RunOptions, run_experiment
+from rubberband.running.run import run_experiment
+from rubberband.running.starting import RunOptions
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_experiment
 from rubberband.values.profile import Profile, Spread

@@ -23,7 +23,8 @@ from rubberband.executor import ExperimentFolder, Observer, Result, folders, rea
 from rubberband.executor import read_journal as read
 from rubberband.running.backup import Manifest, back_up, read_manifest
 from rubberband.running.restore import restore
-from rubberband.running.run import RunOptions, run_experiment
+from rubberband.running.run import run_experiment
+from rubberband.running.starting import RunOptions
 from rubberband.spec.experiment import Experiment
 from tests.builders.file_checkpoints import keeping_files
 

@@ -13,7 +13,7 @@ from rubberband.planner.noise.sampling import MOST_SAMPLES, Draws, Samples
 from rubberband.planner.planning import plan as answer
 from rubberband.planner.problem import Infeasible, JobPlan, Problem
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, Profiles, planned
-from rubberband.running.run import job_of
+from rubberband.running.job import job_of
 from rubberband.spec.experiment import Experiment
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Planned, PlanningConstraints, Speeds, Spent, Stage

@@ -40,9 +40,9 @@ from rubberband.executor.run import trackers
 from rubberband.executor.run.notices import addresses, all_of
 from rubberband.executor.training import run_spec
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, planned
+from rubberband.running.job import job_of
 from rubberband.running.profile import profiling_limits
 from rubberband.running.profile_cache import content_to_measure
-from rubberband.running.run import job_of
 from rubberband.spec.loading import experiment_of
 from rubberband.values.plan import Spent
 from tests.builders import populations

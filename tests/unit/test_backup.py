@@ -28,7 +28,8 @@ from rubberband.running import backup
 from rubberband.running import restore as restoring
 from rubberband.running.backup import Manifest, back_up, dump_store, read_manifest
 from rubberband.running.restore import Restored, restore
-from rubberband.running.run import RunOptions, run_experiment
+from rubberband.running.run import run_experiment
+from rubberband.running.starting import RunOptions
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission

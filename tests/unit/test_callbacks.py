@@ -34,7 +34,8 @@ from rubberband.executor.run.callbacks import (
     Translator,
     calling,
 )
-from rubberband.running.run import RunOptions, run_experiment
+from rubberband.running.run import run_experiment
+from rubberband.running.starting import RunOptions
 from tests.builders.journalled_runs import recorded, words
 from tests.builders.sessions import dying_after
 from tests.builders.tables import cases

@@ -23,7 +23,8 @@ from rubberband.executor import Entrypoint, ExperimentFolder, checking, content_
 from rubberband.running import check as check_module
 from rubberband.running.check import CheckReport, check_experiment, check_first
 from rubberband.running.pace import Pace
-from rubberband.running.run import RunOptions, run_experiment
+from rubberband.running.run import run_experiment
+from rubberband.running.starting import RunOptions
 from rubberband.spec.experiment import Experiment
 from tests.builders.checks import check_here
 from tests.builders.waiting import eventually

@@ -19,7 +19,8 @@ from rubberband.planner.goodput.planning import adapted, at_noise_scale, limits_
 from rubberband.planner.problem import Problem
 from rubberband.planning.assumptions import assumptions
 from rubberband.planning.candidates import batch_notes, candidates
-from rubberband.running.run import RunOptions, run_experiment
+from rubberband.running.run import run_experiment
+from rubberband.running.starting import RunOptions
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.resources import Resources
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, BatchPoint

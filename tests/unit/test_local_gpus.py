@@ -18,7 +18,7 @@ from rubberband.cloud.local.provider import LocalProvider
 from rubberband.cloud.ray_head.ray_node import Guards, RayHead
 from rubberband.errors import InputError, ProviderError
 from rubberband.files import SHARED, try_lock
-from rubberband.running.run import announce_device
+from rubberband.running.starting import announce_device
 from rubberband.values.offer import Offer
 from tests.builders.experiments import experiment
 

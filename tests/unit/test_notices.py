@@ -32,7 +32,8 @@ from rubberband.executor import (
 )
 from rubberband.executor.run import notices as module
 from rubberband.executor.run.notices import Address, Notice, NoticeSource, NoticeThread, addresses, noticed_start
-from rubberband.running.run import RunOptions, run_experiment
+from rubberband.running.run import run_experiment
+from rubberband.running.starting import RunOptions
 from rubberband.spec.observers import NotifyAddress
 from tests.builders.journalled_runs import Recorded, recorded, words
 from tests.builders.receiver import Answer, receiving

@@ -14,7 +14,7 @@ from rubberband.cloud.provider import ClusterRequest
 from rubberband.executor import Entrypoint, ExperimentFolder, RunSpec, VirtualBackend
 from rubberband.running.profile import measure_profile
 from rubberband.running.profile_cache import cache_path, content_to_measure, find_profiles
-from rubberband.running.run import find_entrypoint
+from rubberband.running.starting import find_entrypoint
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import default_profile_path, dump_experiment, load_experiment, names_no_profile
 from tests.builders.experiments import PROFILE, experiment

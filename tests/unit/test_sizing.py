@@ -17,7 +17,8 @@ from rubberband.executor import JournalFollower, open_folder
 from rubberband.planning.candidates import candidates
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, size
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer
-from rubberband.running.run import RunOptions, run_experiment
+from rubberband.running.run import run_experiment
+from rubberband.running.starting import RunOptions
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.schedulers import Sha
 from rubberband.states import ExperimentState

@@ -16,7 +16,8 @@ import rubberband
 from rubberband.errors import InputError, JournalError
 from rubberband.executor import Controller, Entrypoint, Event, TrialReported, open_folder, session
 from rubberband.installation import FEWEST_FILES, home_at, require_ray
-from rubberband.running.run import RunOptions, run_experiment
+from rubberband.running.run import run_experiment
+from rubberband.running.starting import RunOptions
 from rubberband.spec.loading import load_experiment
 from tests.builders.documents import ROOT
 

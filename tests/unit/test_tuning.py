@@ -16,7 +16,8 @@ from rubberband.errors import Cancelled, InputError, RubberbandError
 from rubberband.executor import DriverRequest, Entrypoint, ExperimentFolder, Faults, Inbox, RunSpec, VirtualBackend
 from rubberband.planning.prices_and_quotas import cloud_prices_and_quotas
 from rubberband.running.profile import MeasuredProfile, measure_profile
-from rubberband.running.run import RunOptions, run_experiment
+from rubberband.running.run import run_experiment
+from rubberband.running.starting import RunOptions
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.profile_file import load_profile
 from rubberband.spec.training import Batch
