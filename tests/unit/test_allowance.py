@@ -45,7 +45,7 @@ from rubberband.files import EXCLUSIVE, locked
 from rubberband.planning.feasible import PricesAndQuotas
 from rubberband.pools import process as pools
 from rubberband.pools.process import bring_up
-from rubberband.running import check, run
+from rubberband.running import check, run, starting
 from rubberband.running.estimating import estimate
 from rubberband.running.run import tune
 from rubberband.spec.experiment import Experiment
@@ -98,7 +98,7 @@ def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def begun(*_: Any) -> None:
         raise Cancelled("begun")
 
-    monkeypatch.setattr(run, "create", begun)
+    monkeypatch.setattr(starting, "create", begun)
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_a_run_within_the_policy_begins(home: Path) -> None:
         run.run_experiment(
             Experiment(**words(None)),
             ExperimentFolder(home=home.parent, name="small"),
-            run.RunOptions(check=False, no_cap=True),
+            starting.RunOptions(check=False, no_cap=True),
         )
     assert not any("refused" in note for note in estimate(home=home, **words()).notes)
 
@@ -283,7 +283,7 @@ def bills(home: Path, *, max_cost: float | None = 5, profile: bool = True, **cha
         run.run_experiment(
             Experiment(**asked),
             ExperimentFolder(home=home, name="small"),
-            run.RunOptions(check=False, no_cap=True, confirm=found.append),
+            starting.RunOptions(check=False, no_cap=True, confirm=found.append),
         )
     return found
 
@@ -298,7 +298,7 @@ def test_a_run_says_what_is_known_of_its_bill(home: Path, monkeypatch: pytest.Mo
     def measured(*_: Any, **__: Any) -> None:
         raise Cancelled("measured")
 
-    monkeypatch.setattr(run, "measure_profile", measured)
+    monkeypatch.setattr(starting, "measure_profile", measured)
     asked = "at most 5.00 USD (max_cost); no profile yet: measuring it comes first and counts"
     assert bills(home, profile=False) == [asked]
 

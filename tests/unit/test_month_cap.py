@@ -17,7 +17,7 @@ from rubberband.commands.run import resume
 from rubberband.errors import Cancelled, InfeasibleError, ProviderError
 from rubberband.executor import ExperimentFolder, Inbox, JournalFollower
 from rubberband.planning.month_cap import month_cap
-from rubberband.running import run
+from rubberband.running import run, starting
 from rubberband.running.estimating import estimate
 from rubberband.running.run import tune
 from rubberband.spec.experiment import Experiment
@@ -96,7 +96,7 @@ def test_a_run_begins_where_the_cap_covers_it_or_a_service_has_admitted_it(
     def created(*_: Any) -> None:
         raise Cancelled("begun")
 
-    monkeypatch.setattr(run, "create", created)
+    monkeypatch.setattr(starting, "create", created)
     with team(home, 5.0):
         assert not any("refused" in note for note in estimate(home=home, **words()).notes)
         with pytest.raises(Cancelled, match="begun"):
@@ -105,7 +105,7 @@ def test_a_run_begins_where_the_cap_covers_it_or_a_service_has_admitted_it(
     with team(home, 0.5):
         experiment = Experiment(**on_pool(words(), home))
         with pytest.raises(Cancelled, match="begun"):
-            run.run_experiment(experiment, folder, run.RunOptions(check=False, is_admitted=True))
+            run.run_experiment(experiment, folder, starting.RunOptions(check=False, is_admitted=True))
 
 
 @pytest.mark.usefixtures("trials")
