@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rubberband.planner.asha import Simulations
+    from rubberband.planner.asha_samples import Simulations
     from rubberband.planner.curves import LEAST_REPORTS, Chain, Curve, Rest, rest_of
     from rubberband.planner.dag import CriticalTask, SimulatedPlan, simulate_job
     from rubberband.planner.estimates import USER_PLAN, Estimate, Nearest, Option, estimate, estimate_plan, first_kept
@@ -69,7 +69,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "asha": "Simulations",
+    "asha_samples": "Simulations",
     "curves": "LEAST_REPORTS Chain Curve Rest rest_of",
     "dag": "CriticalTask SimulatedPlan simulate_job",
     "estimates": "USER_PLAN Estimate Nearest Option estimate estimate_plan first_kept",

@@ -21,7 +21,7 @@ import numpy as np
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor import Controller, Job, Noise, VirtualBackend, bill_usd, drive, jct_s, open_folder
 from rubberband.executor.virtual.backend import shuffled
-from rubberband.planner.asha import Simulations
+from rubberband.planner.asha_samples import Simulations
 from rubberband.planner.exact.table import Floats
 from rubberband.running.run import run_experiment
 from rubberband.running.starting import RunOptions
