@@ -242,14 +242,11 @@ class Relaxed:
     """(stages, R, m) Least weight of the stages up to this one, if it uses the m-th count."""
     root: Floats
     """(R,) Least weight of the whole job."""
-    paths: Ints
-    """(R, stages) Index of the instance count of each stage in a plan that reaches `root`."""
-    options: Ints
-    """(R, stages) Options of that plan."""
+    weights: Weights
 
 
 @dataclass(frozen=True, slots=True)
-class _Weights:
+class Weights:
     """Arc weights of the rows: staying weighs `stay`, growing from k to k' adds `new * k' + old * k + delay`."""
 
     stay: Floats
@@ -270,7 +267,7 @@ class _Weights:
     """(R, 1) Of a second of the job."""
 
 
-def _weigh(table: StageTable, rows: Rows) -> _Weights:
+def _weigh(table: StageTable, rows: Rows) -> Weights:
     terms = table.terms
     counts = table.instances[None, :].astype(float)
     rate = (rows.cost_weight * (1.0 - rows.alpha))[:, None] * table.price_usd_per_s
@@ -285,7 +282,7 @@ def _weigh(table: StageTable, rows: Rows) -> _Weights:
     else:
         option = weights.argmin(axis=3)
         stay = weights.min(axis=3)
-    return _Weights(
+    return Weights(
         stay=stay,
         option=option,
         rate=rate,
@@ -324,18 +321,11 @@ def relax(table: StageTable, rows: Rows, *, constant: bool = False) -> Relaxed:
     first = weights.stay[0] + _entry(table, weights)
     whole = first + to_go[1]
     to_go[0] = whole.min(axis=1, keepdims=True)
-    paths, options = _follow(weights, to_go, whole.argmin(axis=1), table, constant)
-    return Relaxed(
-        rows=rows,
-        to_go=to_go,
-        so_far=_so_far(table, weights, first, constant),
-        root=to_go[0, :, 0],
-        paths=paths,
-        options=options,
-    )
+    so_far = _so_far(table, weights, first, constant)
+    return Relaxed(rows=rows, to_go=to_go, so_far=so_far, root=to_go[0, :, 0], weights=weights)
 
 
-def _entry(table: StageTable, weights: _Weights) -> Floats:
+def _entry(table: StageTable, weights: Weights) -> Floats:
     """(R, m) Return the weight before the first stage: from the instances held, less prepaid time, to each count."""
     begin = table.start
     if not begin.instances:
@@ -349,7 +339,7 @@ def _entry(table: StageTable, weights: _Weights) -> Floats:
     return np.asarray(np.where(keeps, 0.0, grow) - rate * begin.prepaid_total_s)
 
 
-def _onward(table: StageTable, weights: _Weights, onward: Floats) -> Floats:
+def _onward(table: StageTable, weights: Weights, onward: Floats) -> Floats:
     """(R, m) Return the best way on from each count: keep or shrink, grow, or start anew on the other market."""
     if len(table.blocks) == 1:
         grow = np.minimum.accumulate((onward + weights.new)[:, ::-1], axis=1)[:, ::-1]
@@ -372,7 +362,7 @@ def _crossings(table: StageTable) -> list[tuple[slice, slice]]:
     return [(block, other) for block in table.blocks for other in table.blocks if block is not other]
 
 
-def _so_far(table: StageTable, weights: _Weights, first: Floats, constant: bool) -> Floats:
+def _so_far(table: StageTable, weights: Weights, first: Floats, constant: bool) -> Floats:
     so_far = np.empty_like(weights.stay)
     so_far[0] = first
     for stage in range(1, len(so_far)):
@@ -390,12 +380,13 @@ def _so_far(table: StageTable, weights: _Weights, first: Floats, constant: bool)
     return so_far
 
 
-def _follow(weights: _Weights, to_go: Floats, first: Ints, table: StageTable, constant: bool) -> tuple[Ints, Ints]:
-    """Return each row's best path from the start, and its options."""
+def best_paths(table: StageTable, relaxed: Relaxed, constant: bool) -> tuple[Ints, Ints]:
+    """(R, stages) Return the index of each stage's instance count in a plan that reaches `root`, and its option."""
+    weights, to_go = relaxed.weights, relaxed.to_go
     num_stages, num_rows, _ = weights.stay.shape
     rows, counts = np.arange(num_rows), table.instances
     paths = np.zeros((num_rows, num_stages), dtype=np.int64)
-    paths[:, 0] = first
+    paths[:, 0] = (relaxed.so_far[0] + to_go[1]).argmin(axis=1)
     for stage in range(1, num_stages):
         now = paths[:, stage - 1]
         if constant:

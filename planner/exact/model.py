@@ -164,8 +164,9 @@ class StageOutcome(NamedTuple):
     cost_usd: Value
 
 
-_Groups = tuple[tuple[int, Value, Value], ...]
-"""(instances, seconds held, seconds billed) of instances started together, oldest first."""
+_Groups = tuple[tuple[int, Value], ...]
+"""(instances, seconds until they reach the billing minimum, which is paid) of instances started together, oldest first;
+all that have reached it are one group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,31 +200,28 @@ class Rates:
             prices_usd_per_s=held,
             trials_usd_per_s=busy,
             slots=offer.slots,
-            minimum_s=offer.minimum_billed_s if offer.billing == "per_instance" else 0.0,
+            minimum_s=float(offer.minimum_billed_s) if offer.billing == "per_instance" else 0.0,
             once_usd=offer.once_usd_per_instance,
             head_usd_per_s=offer.head_cost_usd(1.0),
         )
 
-    def group(self, instances: int, held_s: float) -> tuple[int, Value, Value]:
-        """Return a group of instances held for `held_s`, billed for the minimum at least."""
-        return instances, held_s, max(self.minimum_s, held_s)
-
     def hold(self, groups: _Groups, seconds: Value, market: Market) -> tuple[_Groups, Value]:
         """Hold everything for `seconds`. Return the groups then, and the cost beyond the minimum already paid."""
-        price_usd_per_s, minimum_s = self.prices_usd_per_s[market], self.minimum_s
+        price_usd_per_s = self.prices_usd_per_s[market]
         if price_usd_per_s == 0.0 or not groups:
             return groups, 0.0
-        billed_s: Value = 0.0
-        later = []
-        for instances, held_s, before_s in groups:
-            held_s = held_s + seconds
-            if isinstance(held_s, float):
-                after_s = held_s if held_s > minimum_s else minimum_s
+        old, billed_s, young = 0, 0.0, list[tuple[int, Value]]()
+        for instances, left_s in groups:
+            beyond_s = seconds - left_s
+            if not isinstance(beyond_s, float):
+                billed_s = billed_s + instances * beyond_s.clip(0.0)
+                young.append((instances, (-beyond_s).clip(0.0)))
+            elif beyond_s >= 0.0:
+                billed_s += instances * beyond_s
+                old += instances
             else:
-                after_s = held_s.clip(minimum_s)
-            billed_s = billed_s + instances * (after_s - before_s)
-            later.append((instances, held_s, after_s))
-        return tuple(later), price_usd_per_s * billed_s
+                young.append((instances, -beyond_s))
+        return ((old, 0.0), *young) if old else tuple(young), price_usd_per_s * billed_s
 
     def start_usd(self, instances: int, market: Market) -> float:
         """Return the minimum and the data that starting `instances` commits to."""
@@ -242,7 +240,7 @@ def _groups_of(held: Sequence[Cohort], rates: Rates) -> tuple[_Groups, Market | 
     markets = {cohort.market for cohort in held}
     assert len(markets) <= 1, "instances held are of one market"
     oldest_first = sorted(held, key=lambda cohort: -cohort.held_s)
-    groups = tuple(rates.group(cohort.instances, float(cohort.held_s)) for cohort in oldest_first)
+    groups = tuple((one.instances, max(0.0, rates.minimum_s - one.held_s)) for one in oldest_first)
     return groups, markets.pop() if markets else None
 
 
@@ -263,7 +261,7 @@ def _after(
         provision_s, init_s = times.provision_s(index), times.init_s(index, missing)
         provisioning_s = provision_s + init_s
         groups, held_usd = rates.hold(groups, provision_s, market)
-        groups, init_usd = rates.hold((*groups, rates.group(missing, 0.0)), init_s, market)
+        groups, init_usd = rates.hold((*groups, (missing, rates.minimum_s)), init_s, market)
         cost_usd = cost_usd + held_usd + rates.start_usd(missing, market) + init_usd
     if market == "spot":
         wait_s = times.unsettled_s(index, choice, before)
@@ -278,11 +276,11 @@ def _after(
 def _released(groups: _Groups, surplus: int) -> _Groups:
     """Return the groups less `surplus` instances; those billed longest are released first."""
     left = []
-    for instances, held_s, billed_s in groups:
+    for instances, left_s in groups:
         released = min(surplus, instances)
         surplus -= released
         if instances > released:
-            left.append((instances - released, held_s, billed_s))
+            left.append((instances - released, left_s))
     return tuple(left)
 
 
@@ -341,28 +339,29 @@ def summed(plan: Plan, profile: Profile, offer: Offer, steps: Sequence[StageOutc
     )
 
 
+_Choice = tuple[int, int, Market]
+"""Instances, GPUs per trial and market of a stage."""
+
+
 @dataclass(slots=True)
 class _Node:
-    """State of a job after its first stages."""
+    """State of a job after its first stages: all that the cost of the next ones depends on."""
 
     groups: _Groups = ()
     market: Market | None = None
-    jct_s: float = 0.0
-    costs_usd: tuple[float, ...] = ()
-    """Costs of the stages so far."""
-    after: dict[tuple[int, int, Market], _Node] = field(default_factory=dict)
-    """By the next stage's instances, GPUs per trial and market."""
+    after: dict[_Choice, tuple[_Node, float, float]] = field(default_factory=dict)
+    """The state after the next stage, and its seconds and US dollars."""
 
 
 KEPT_JOBS = 64
 MOST_NODES = 20_000
-"""Most nodes of one job; beyond that its memory starts anew."""
+"""Most steps from state to state of one job; beyond that its memory starts anew."""
 
 
 class MeanCost:
     """A function from a plan to (jct_s, cost_usd): equal to those of `predict`, for searches that try many plans.
 
-    Plans that begin alike share the work of their first stages.
+    Plans that come to the same state share the work of the stages after it.
     """
 
     figures: dict[tuple[tuple[int, int], ...], tuple[float, float]]
@@ -372,32 +371,34 @@ class MeanCost:
         self.figures = {}
         self._offer, self._rates, self._num_stages = offer, Rates.of(offer), len(stages)
         self._times = MeanTimes(stages, profile, offer)
-        self._root, self._num_nodes = _Node(), 0
-        self._checked = set[tuple[int, tuple[int, int, Market]]]()
-        """Choices of stages that can be carried out."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._root, self._num_steps = _Node(), 0
+        self._nodes = dict[tuple[int, _Groups, Market], _Node]()
+        self.figures.clear()
 
     def __call__(self, plan: Plan) -> tuple[float, float]:
         """Return time and cost of the plan. Raises InputError as `predict` does."""
         check_length(self._num_stages, plan)
-        if self._num_nodes > MOST_NODES:
-            self._root, self._num_nodes = _Node(), 0
-            self.figures.clear()
-        node = self._root
+        if self._num_steps > MOST_NODES:
+            self._forget()
+        node, jct_s, cost_usd = self._root, 0.0, 0.0
         for index, choice in enumerate(plan.stages):
             key = (choice.instances, choice.gpus_per_trial, choice.market)
-            node = node.after.get(key) or self._grown(node, index, choice, key)
-        return node.jct_s, sum(node.costs_usd)
+            node, stage_s, stage_usd = node.after.get(key) or self._step(node, index, choice, key)
+            jct_s += stage_s
+            cost_usd += stage_usd
+        return jct_s, cost_usd
 
-    def _grown(self, node: _Node, index: int, choice: StagePlan, key: tuple[int, int, Market]) -> _Node:
-        if (index, key) not in self._checked:
-            check_choice(index, choice, self._offer)
-            self._checked.add((index, key))
+    def _step(self, node: _Node, index: int, choice: StagePlan, key: _Choice) -> tuple[_Node, float, float]:
+        check_choice(index, choice, self._offer)
         kept = node.groups if choice.market == node.market else ()
         groups, provisioning_s, duration_s, cost_usd = _after(kept, index, choice, self._rates, self._times)
-        jct_s = node.jct_s + (provisioning_s + duration_s)
-        grown = node.after[key] = _Node(groups, choice.market, jct_s, (*node.costs_usd, cost_usd))
-        self._num_nodes += 1
-        return grown
+        after = self._nodes.setdefault((index, groups, choice.market), _Node(groups, choice.market))
+        node.after[key] = step = after, provisioning_s + duration_s, cost_usd
+        self._num_steps += 1
+        return step
 
 
 def mean_cost_of(stages: Sequence[Stage], profile: Profile, offer: Offer) -> MeanCost:

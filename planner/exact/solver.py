@@ -21,6 +21,7 @@ from rubberband.planner.exact.labels import (
     PlanLabels,
     Relaxed,
     Rows,
+    best_paths,
     extend,
     make_rows,
     relax,
@@ -50,6 +51,8 @@ _NEAR_ROWS = 24
 """Relaxations that bound one part of the frontier."""
 _PAIRS_AT_ONCE = 1_000_000  # bounds the memory of a stage
 _BOUNDS_AT_ONCE = 50_000  # labels times rows; those that fall out are not compared with the rows after
+_NEARBY = 1.02  # most best plans cost less than their lower bound by this factor
+_FEW_PLANS = 300  # as many are tried as fast as a search without any finds one
 _FEW_STATES = 500  # with so few, one search is as fast as a narrow one before it
 
 
@@ -148,7 +151,11 @@ def several(table: StageTable, box: Box, objective: Objective, *, constant: bool
     if objective == "min_time" and not np.isfinite(box.cost_usd) and table.terms.slower_s is None:
         fastest_s = float(relax(table, make_rows(table, np.zeros(0), with_time=True), constant=constant).root[0])
         box, objective = Box(time_s=min(box.time_s, fastest_s)), "min_cost"
-    relaxed, lowest, best = _bracket(table, box, objective, constant)
+    relaxed, lowest = _bracket(table, box, objective, constant)
+    near = box.within(objective, lowest * _NEARBY)
+    if most == 1 and not constant and (plan := _best_of_few(table, near, relaxed, objective)) is not None:
+        return [plan]
+    best = _achieved(table, relaxed, box, objective, constant)
     reach = best if best is not None else by_objective(objective, box.time_s, box.cost_usd)[0]
     for upper in _widening(table, box, relaxed, objective, lowest, reach):
         smaller = box.within(objective, upper)
@@ -158,6 +165,21 @@ def several(table: StageTable, box: Box, objective: Objective, *, constant: bool
             if len(layers[-1]):
                 return _best(layers, objective, most)
     return []
+
+
+def _best_of_few(table: StageTable, box: Box, relaxed: Relaxed, objective: Objective) -> FoundPlan | None:
+    """Return the best plan in a small box by trying all that its bounds allow; None if there are many, or none."""
+    counts = _open_counts(relaxed, _Rooms.of(box, relaxed.rows))
+    choices = [np.nonzero(table.valid[stage, of_stage]) for stage, of_stage in enumerate(counts)]
+    sizes = [len(option) for _, option in choices[::-1]]
+    if not 0 < math.prod(sizes) <= _FEW_PLANS:
+        return None
+    numbers = np.unravel_index(np.arange(math.prod(sizes)), sizes)[::-1]
+    paths = np.stack([of_stage[at][n] for of_stage, (at, _), n in zip(counts, choices, numbers, strict=True)], axis=1)
+    options = np.stack([option[n] for (_, option), n in zip(choices, numbers, strict=True)], axis=1)
+    layers = _carried_out(table, paths, options)
+    layers[-1] = layers[-1].take(box.holds(layers[-1].time_s, layers[-1].cost_usd))
+    return _best(layers, objective, 1)[0] if len(layers[-1]) else None
 
 
 def _widening(
@@ -187,7 +209,7 @@ def pareto(table: StageTable, box: Box, *, constant: bool = False) -> list[Found
     weights = _usd_per_s(_ends(table, constant)) * _SLOPES
     rows = make_rows(table, np.concatenate([[0.0], weights]), with_time=True)
     relaxed = relax(table, rows, constant=constant)
-    own = _carried_out(table, relaxed.paths, relaxed.options)[-1]
+    own = _carried_out(table, *best_paths(table, relaxed, constant))[-1]
     inside = box.holds(own.time_s, own.cost_usd)
     met = list(zip(own.time_s[inside].tolist(), own.cost_usd[inside].tolist(), strict=True))
     if not met:
@@ -448,8 +470,8 @@ class Reach:
         return float(_dual(self.rows, self.root, box, "min_cost").max())
 
 
-def _bracket(table: StageTable, box: Box, objective: Objective, constant: bool) -> tuple[Relaxed, float, float | None]:
-    """Return the solved rows, a lower bound on the objective, and the value of a plan if the rows met one."""
+def _bracket(table: StageTable, box: Box, objective: Objective, constant: bool) -> tuple[Relaxed, float]:
+    """Return the solved rows, and a lower bound on the objective."""
     weights = _usd_per_s(_ends(table, constant)) * _FAR
     bounded = box.time_s if objective == "min_cost" else box.cost_usd
     if not np.isfinite(bounded):
@@ -463,9 +485,7 @@ def _bracket(table: StageTable, box: Box, objective: Objective, constant: bool) 
         near = np.concatenate([np.linspace(low, high, 7), [weights[peak]]])
         weights = distinct(np.concatenate([near, high * np.array([0.0, 0.25, 0.5, 2.0, 4.0, 16.0])]))
     solved = relax(table, make_rows(table, weights, with_time=True), constant=constant)
-    best = _achieved(table, solved, box, objective)
-    lowest = max(0.0, float(_dual(solved.rows, solved.root, box, objective).max()))
-    return solved, lowest, best
+    return solved, max(0.0, float(_dual(solved.rows, solved.root, box, objective).max()))
 
 
 def _dual(rows: Rows, root: Floats, box: Box, objective: Objective) -> Floats:
@@ -482,9 +502,9 @@ def _dual(rows: Rows, root: Floats, box: Box, objective: Objective) -> Floats:
     return value
 
 
-def _achieved(table: StageTable, solved: Relaxed, box: Box, objective: Objective) -> float | None:
+def _achieved(table: StageTable, solved: Relaxed, box: Box, objective: Objective, constant: bool) -> float | None:
     """Return the best objective in `box` among the rows' own plans."""
-    own = _carried_out(table, solved.paths, solved.options)[-1]
+    own = _carried_out(table, *best_paths(table, solved, constant))[-1]
     inside = box.holds(own.time_s, own.cost_usd)
     values, _ = by_objective(objective, own.time_s, own.cost_usd)
     return float(values[inside].min()) if inside.any() else None
