@@ -11,6 +11,8 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +21,7 @@ from rubberband.errors import InfeasibleError
 from rubberband.planner import search
 from rubberband.planner.exact.labels import TIME_TOLERANCE_S
 from rubberband.planner.exact.solver import Objective, Reach
-from rubberband.planner.exact.table import build_table, holding_is_free
+from rubberband.planner.exact.table import build_table, gangs_of, holding_is_free
 from rubberband.planner.noise.sampling import Draws, Samples, distribution, without_noise
 from rubberband.planner.problem import Infeasible, JobPlan, Lane, Problem, too_expensive, too_late
 from rubberband.planner.search import keeps
@@ -104,6 +106,9 @@ class _Division:
         """Factor by which the fixed times that lanes are chosen on are slower than the mean."""
         self._solved: dict[tuple[Group, float], list[Solved]] = {}
         self._reaches: dict[tuple[Group, float], Reach] = {}
+        self._leasts_usd: dict[tuple[Group, float, float | None], float] = {}
+        self._beyond_usd: dict[int, float] = {}
+        """Least share of a bracket in the cost of a lane beyond its lower bound."""
         self._draws: dict[Group, Draws] = {}
         self._quickest: tuple[float, list[Lane]] | None = None
         self.first: JobPlan | None = None
@@ -274,8 +279,10 @@ class _Division:
             offer, profile = _certain(self.offer, self.profile, self.slowed)
             if holding_is_free(offer):  # its table would have the largest count alone
                 offer = replace(offer, data_usd_per_instance=_NEXT_TO_NOTHING_USD)
-            table = build_table(self._stages(group), profile, offer, self._limits(None, self.offer.max_instances))
-            self._reaches[key] = Reach.of(table, constant=self.problem.constant)
+            limits = self._limits(None, self.offer.max_instances)
+            self._reaches[key] = _reach_of(
+                tuple(self._stages(group)), profile, offer, limits, constant=self.problem.constant
+            )
         return self._reaches[key]
 
     def _stages(self, group: Group) -> list[Stage]:
@@ -352,17 +359,51 @@ class _Division:
             return self._merge([(number,) for number in range(len(self.brackets))], deadline_s)
         best: tuple[float, list[Lane]] | None = None
         divisions = [groups for groups in self._divisions() if self._fits(groups, deadline_s)]
-        for groups in sorted(divisions, key=lambda groups: self._least_usd(groups, deadline_s)):
-            if best is not None and self._least_usd(groups, deadline_s) >= best[0] * (1.0 - _ROUNDED):
+        ranked = sorted(((self._least_usd(groups, deadline_s), groups) for groups in divisions), key=itemgetter(0))
+        for least_usd, groups in ranked:
+            if best is not None and least_usd >= best[0] * (1.0 - _ROUNDED):
                 break
-            if best is None or self._bound_usd(groups, deadline_s) < best[0]:
+            if best is None or self._may_cost_less(groups, deadline_s, best[0]):
                 shared = self._share(groups, deadline_s)
                 best = shared if best is None or (shared is not None and shared[0] < best[0]) else best
         return best[1] if best else None
 
+    def _may_cost_less(self, groups: Sequence[Group], deadline_s: float | None, most_usd: float) -> bool:
+        """Return whether a division may be cheaper: lanes are planned, each with all instances, until it is not.
+
+        Lanes whose brackets cost most beyond their lower bounds so far come first.
+        """
+        bound_usd = sum(self._least_of(group, deadline_s) for group in groups)
+        for group in sorted(groups, key=lambda group: -sum(self._beyond_usd.get(bracket, 0.0) for bracket in group)):
+            beyond_usd = self._bound_usd([group], deadline_s) - self._least_of(group, deadline_s)
+            bound_usd += beyond_usd
+            for bracket in group:
+                self._beyond_usd[bracket] = min(self._beyond_usd.get(bracket, math.inf), beyond_usd / len(group))
+            if bound_usd * (1.0 - _ROUNDED) >= most_usd:
+                return False
+        return self._bound_usd(groups, deadline_s) < most_usd
+
     def _least_usd(self, groups: Sequence[Group], deadline_s: float | None) -> float:
         """Return a lower bound on a division's cost, up to rounding: of equal ones the first (widest) comes first."""
-        return float(f"{sum(self._reach(group).least_usd(deadline_s) for group in groups):.8g}")
+        return float(f"{sum(self._least_of(group, deadline_s) for group in groups):.8g}")
+
+    def _least_of(self, group: Group, deadline_s: float | None) -> float:
+        """Return a lower bound on a lane's cost."""
+        key = (group, self.slowed, deadline_s)
+        if key not in self._leasts_usd:
+            self._leasts_usd[key] = max(
+                self._reach(group).least_usd(deadline_s), self._least_of_gangs(group, deadline_s)
+            )
+        return self._leasts_usd[key]
+
+    def _least_of_gangs(self, group: Group, deadline_s: float | None) -> float:
+        if self.problem.policy != "naive_elastic":
+            return 0.0
+        offer, profile = _certain(self.offer, self.profile, self.slowed)
+        gangs = gangs_of(profile, offer, self._limits(None, self.offer.max_instances))
+        of_gangs = search.least_of_gangs(self._stages(group), profile, offer, gangs)
+        late_s = math.inf if deadline_s is None else deadline_s + TIME_TOLERANCE_S
+        return min((usd for time_s, usd in of_gangs if time_s <= late_s), default=math.inf)
 
     def _merge(self, groups: list[Group], deadline_s: float | None) -> list[Lane] | None:
         """Merge lanes two by two while that makes the job cheaper, or possible."""
@@ -372,12 +413,23 @@ class _Division:
                 sorted([*(group for group in groups if group not in pair), tuple(sorted(pair[0] + pair[1]))])
                 for pair in itertools.combinations(groups, 2)
             ]
-            groups = min(merged, key=lambda candidate: self._bound_usd(candidate, deadline_s))
+            groups = self._least_bound(merged, deadline_s)
             shared = self._share(groups, deadline_s)
             if best is not None and (shared is None or shared[0] >= best[0]):
                 break
             best = shared
         return best[1] if best else None
+
+    def _least_bound(self, divisions: Sequence[list[Group]], deadline_s: float | None) -> list[Group]:
+        """Return the division with the least `_bound_usd`; lanes are planned only where it may be the least."""
+        ranked = sorted((self._least_usd(groups, deadline_s), at) for at, groups in enumerate(divisions))
+        best_usd, best = math.inf, ranked[0][1]
+        for least_usd, at in ranked:
+            if least_usd >= best_usd * (1.0 - _ROUNDED):
+                break
+            if (bound_usd := self._bound_usd(divisions[at], deadline_s)) < best_usd:
+                best_usd, best = bound_usd, at
+        return divisions[best]
 
     def _bound_usd(self, groups: Sequence[Group], deadline_s: float | None) -> float:
         """Return a lower bound on a division's cost: each lane with all instances for itself."""
@@ -486,6 +538,14 @@ class _Division:
         cheapest_usd = self._joined(cheapest).prediction.cost_usd
         shortest_s = self._quick()[0] if self.problem.varies else self._shortest_certain_s()
         return too_late(self.problem, shortest_s, cheapest_usd)
+
+
+@lru_cache(maxsize=64)
+def _reach_of(
+    stages: tuple[Stage, ...], profile: Profile, offer: Offer, limits: PlanningConstraints, *, constant: bool
+) -> Reach:
+    """Return the bounds of a lane, which most policies share, and all deadlines."""
+    return Reach(build_table(stages, profile, offer, limits), constant=constant)
 
 
 def sample_lanes(lanes: Sequence[Lane], profile: Profile, offer: Offer, *, seed: int = 0) -> Samples:

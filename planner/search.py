@@ -13,12 +13,14 @@ from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
+import numpy as np
+
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.planner import risk
 from rubberband.planner.exact.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
-from rubberband.planner.exact.model import MeanCost, least_instances, predict, run_s
+from rubberband.planner.exact.model import MeanCost, least_instances, predict
 from rubberband.planner.exact.solver import Box, FoundPlan, Objective, by_objective, lower_bound, pareto, solve
-from rubberband.planner.exact.table import StageTable, build_table, gangs_of, holding_is_free
+from rubberband.planner.exact.table import StageTable, build_table, gangs_of, holding_is_free, mean_runs_s
 from rubberband.planner.noise.sampling import Draws
 from rubberband.planner.problem import Infeasible, JobPlan, Problem, unreachable
 from rubberband.values.offer import Offer, slots
@@ -275,7 +277,9 @@ def _tables(problem: Problem) -> _Tables:
     unlimited = [replace(limits, deadline_s=None, max_cost_usd=None, confidence=0.95) for limits in searches]
     return _Tables(
         lambda index: _table(stages, profile, offer, unlimited[index]),
-        [_least(problem, limits) for limits in unlimited] if len(unlimited) > 1 else [(0.0, 0.0)],
+        least_of_gangs(stages, profile, offer, [limits.min_gpus_per_trial for limits in searches])
+        if len(searches) > 1
+        else [(0.0, 0.0)],
     )
 
 
@@ -283,18 +287,21 @@ def _tables(problem: Problem) -> _Tables:
 _table = lru_cache(maxsize=KEPT_TABLES)(build_table)
 
 
-def _least(problem: Problem, limits: PlanningConstraints) -> tuple[float, float]:
-    """Return seconds and US dollars that no plan goes below: every stage is one wave, and no slot is ever idle.
+def least_of_gangs(
+    stages: Sequence[Stage], profile: Profile, offer: Offer, gangs: Sequence[int]
+) -> list[tuple[float, float]]:
+    """Return seconds and US dollars that no plan of each gang goes below: stages are one wave, or no instance is idle.
 
     Raises InputError as `build_table` does.
     """
-    offer, time_s, gpu_s = problem.offer, 0.0, 0.0
-    gangs = gangs_of(problem.profile, offer, limits)
-    for stage in problem.stages:
-        runs_s = [(gpus, run_s(stage, gpus, problem.profile)) for gpus in gangs]
-        time_s += min(trial_s for _, trial_s in runs_s)
-        gpu_s += stage.trials * min(gpus * trial_s for gpus, trial_s in runs_s)
-    return time_s, offer.least_price_usd_per_s * gpu_s / offer.slots
+    runs_s = mean_runs_s(stages, profile, offer, "on_demand", np.array(gangs))
+    if offer.billing == "per_function":
+        held, init_s = np.array([[stage.trials * gpus / offer.slots for gpus in gangs] for stage in stages]), 0.0
+    else:  # more waves hold no fewer instances times as long
+        held = np.array([[least_instances(stage.trials, offer.slots, gpus) for gpus in gangs] for stage in stages])
+        init_s = offer.init_delay_s
+    costs_usd = offer.least_price_usd_per_s * (init_s + (held * runs_s).sum(axis=0))
+    return list(zip(runs_s.sum(axis=0).tolist(), costs_usd.tolist(), strict=True))
 
 
 def _best_of(tables: _Tables, box: Box, objective: Objective, constant: bool) -> tuple[StageTable, FoundPlan] | None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -441,49 +441,49 @@ def _usd_per_s(ends: Floats) -> float:
     return float(max(ends[0], 1e-9) / max(ends[-1], 1e-9))
 
 
-@dataclass(frozen=True, slots=True)
 class Reach:
-    """Lower bounds on the time and the cost of a table's plans, for any deadline."""
+    """Lower bounds on the time and the cost of a table's plans, for any deadline; each is solved when it is needed."""
 
-    fastest_s: list[float]
-    """With at most 1, 2, ... instances; inf where they cannot hold a trial."""
-    rows: Rows
-    root: Floats
+    def __init__(self, table: StageTable, *, constant: bool) -> None:
+        self._table, self._constant = table, constant
 
-    @classmethod
-    def of(cls, table: StageTable, *, constant: bool) -> Reach:
-        """Solve relaxations of time alone, and others that weigh time more and more."""
-        most = np.arange(1, int(table.instances.max()) + 1)
+    @cached_property
+    def fastest_s(self) -> list[float]:
+        """Seconds with at most 1, 2, ... instances; inf where they cannot hold a trial."""
+        most = np.arange(1, int(self._table.instances.max()) + 1)
         ones = np.ones(len(most))
         times = Rows(cost_weight=0.0 * ones, time_weight=ones, alpha=0.0 * ones)
-        fastest_s = roots(table, times, constant=constant, most=most)
-        return cls(fastest_s.tolist(), *_sloped(table, "far", constant=constant))
+        found: list[float] = roots(self._table, times, constant=self._constant, most=most).tolist()
+        return found
 
     def needed(self, deadline_s: float | None) -> float:
         """Return the fewest instances that a plan in time needs; inf if none is in time."""
-        late_s = sys.float_info.max if deadline_s is None else deadline_s + TIME_TOLERANCE_S
+        if deadline_s is None:
+            return int(self._table.instances.min())
+        late_s = deadline_s + TIME_TOLERANCE_S
         return next((count for count, time_s in enumerate(self.fastest_s, 1) if time_s <= late_s), math.inf)
 
     def least_usd(self, deadline_s: float | None) -> float:
         """Return a lower bound on the cost of a plan in time, up to rounding."""
+        rows, root = _sloped(self._table, "ends" if deadline_s is None else "far", constant=self._constant)
         box = Box(time_s=math.inf if deadline_s is None else deadline_s)
-        return float(_dual(self.rows, self.root, box, "min_cost").max())
+        return float(_dual(rows, root, box, "min_cost").max())
 
 
 def _bracket(table: StageTable, box: Box, objective: Objective, constant: bool) -> tuple[Relaxed, float]:
     """Return the solved rows, and a lower bound on the objective."""
-    weights = _usd_per_s(_ends(table, constant)) * _FAR
-    bounded = box.time_s if objective == "min_cost" else box.cost_usd
-    if not np.isfinite(bounded):
-        # Nothing bounds the other figure: it only breaks ties.
-        weights = np.array([0.0]) if objective == "min_cost" else weights[-1:]
+    usd_per_s, bounded = _usd_per_s(_ends(table, constant)), box.time_s if objective == "min_cost" else box.cost_usd
     if np.isfinite(bounded):
-        rows, root = _sloped(table, "far", constant=constant)
+        known: Literal["near", "far"] = "near" if ("near", constant) in table.bounds else "far"
+        weights = usd_per_s * (_NEAR if known == "near" else _FAR)
+        rows, root = _sloped(table, known, constant=constant)
         value = _dual(rows, root, box, objective)
         peak = int(np.searchsorted(weights, rows.time_weight[int(value.argmax())]))
         low, high = weights[max(0, peak - 1)], weights[min(len(weights) - 1, peak + 1)]
         near = np.concatenate([np.linspace(low, high, 7), [weights[peak]]])
         weights = distinct(np.concatenate([near, high * np.array([0.0, 0.25, 0.5, 2.0, 4.0, 16.0])]))
+    else:  # it only breaks ties
+        weights = np.array([0.0]) if objective == "min_cost" else usd_per_s * _FAR[-1:]
     solved = relax(table, make_rows(table, weights, with_time=True), constant=constant)
     return solved, max(0.0, float(_dual(solved.rows, solved.root, box, objective).max()))
 

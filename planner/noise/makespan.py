@@ -70,7 +70,7 @@ def begins(trials_s: Seconds, num_slots: int) -> tuple[Seconds, Seconds | None]:
 
 def _inserted(free_s: Seconds, rest_s: Seconds, begins_s: Seconds | None = None) -> Seconds:
     """Place one trial after another. Return the times at which slots are free, which stay sorted."""
-    free_s = np.sort(free_s, axis=0)
+    free_s = np.ascontiguousarray(np.sort(free_s.T, axis=1).T)  # twice as fast as along the first axis
     if len(free_s) == 1:
         ends_s = np.cumsum(np.concatenate([free_s, rest_s]), axis=0)
         if begins_s is not None:
