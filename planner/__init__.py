@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rubberband.planner.asha_samples import Simulations
+    from rubberband.planner.asha_samples import simulated_beside
     from rubberband.planner.curves import LEAST_REPORTS, Chain, Curve, Rest, rest_of
     from rubberband.planner.dag import CriticalTask, SimulatedPlan, simulate_job
     from rubberband.planner.estimates import USER_PLAN, Estimate, Nearest, Option, estimate, estimate_plan, first_kept
@@ -48,7 +48,6 @@ __all__ = [
     "Reserve",
     "Rest",
     "SimulatedPlan",
-    "Simulations",
     "estimate",
     "estimate_plan",
     "first_kept",
@@ -62,6 +61,7 @@ __all__ = [
     "rest_of",
     "run_s",
     "simulate_job",
+    "simulated_beside",
     "up_s",
     "up_usd",
     "varies",
@@ -69,7 +69,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "asha_samples": "Simulations",
+    "asha_samples": "simulated_beside",
     "curves": "LEAST_REPORTS Chain Curve Rest rest_of",
     "dag": "CriticalTask SimulatedPlan simulate_job",
     "estimates": "USER_PLAN Estimate Nearest Option estimate estimate_plan first_kept",

@@ -183,7 +183,10 @@ class _AshaCandidates:
 
     def _keeps_all(self, choice: StagePlan) -> bool:
         """Return whether a candidate keeps the limits by few samples and by all."""
-        return all(self._hopeful([choice], count) for count in self.runs.ends)
+        few, most = self.runs.ends[1], self.runs.most
+        (found,) = self.runs.figures([choice], few)
+        ends = [few, most] if self._kept(choice, found) == 1.0 else self.runs.ends
+        return all(self._hopeful([choice], count) for count in ends)
 
     def _first_that_keeps(self, hopeful: Sequence[StagePlan], *, looks_near: bool) -> StagePlan | None:
         """Return the first that keeps the limits by all samples: some show which surely do not.

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rubberband.planner.exact.table import Floats, distinct
-from rubberband.planner.noise.asha_runs import Draw, Factors, Launches, simulate_some
+from rubberband.planner.noise.asha_runs import Draw, Factors, Launches, World, simulate_some
 from rubberband.planner.noise.makespan import Seconds
 from rubberband.planner.noise.sampling import LEVELS, bits_of, factor_levels, spread_levels, varies
 from rubberband.planner.problem import Problem
@@ -234,3 +234,24 @@ def simulations_of(problem: Problem, effort: Effort = THOROUGH) -> Simulations:
 
 # A row beside other plans does not depend on deadline and budget, and these are what users ask about again.
 _kept = lru_cache(maxsize=4)(Simulations)
+
+
+def simulated_beside(stage: Stage, choice: StagePlan, worlds: Sequence[World], seed: int) -> list[Figures]:
+    """Return few samples of a plan in several worlds, on the same random numbers where nothing more varies.
+
+    They are simulated together unless instances are lost or times vary from rung to rung.
+    """
+    runs = [Simulations(stage, profile, offer, seed) for profile, offer in worlds]
+    if any(offer.spot or profile.iteration_cv or profile.startup_varies for profile, offer in worlds):
+        return [one.figures([choice], one.few)[0] for one in runs]
+    draws, samples, end = dict[tuple[object, ...], tuple[Draw, range]](), list[range](), 0
+    for one in runs:
+        profile, offer = one.profile, one.offer
+        law = (one.most, profile.trial_cv, profile.mean_cv, offer.provision_delay_s, offer.init_delay_s)
+        if law not in draws:
+            draws[law] = drawn(stage, profile, offer, one.most, (seed,)), range(end, end + one.few)
+            end += one.few
+        samples.append(draws[law][1])
+    draw = Draw.together([(each, len(few)) for each, few in draws.values()])
+    found = simulate_some(stage, [choice] * len(runs), *worlds[0], draw, samples, worlds)
+    return [Figures(one.jct_s, one.cost_usd, one.starts_s) for one in found]

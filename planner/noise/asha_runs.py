@@ -71,11 +71,30 @@ class Draw:
     """Factors of its training in each rung."""
     launches: Launches | None = None
     """Set where instances may be lost."""
+    world: Ints | None = None
+    """(samples,) Number of the draw that a sample is from, where several are put together; `init_s` has all of them."""
 
     def slowest_s(self, instances: Ints, columns: Ints) -> Floats:
         """Return INIT_INSTANCE of the slowest of some instances in some samples."""
-        levels_at = len(self.init_s) * self.slow.take(columns) ** (1.0 / instances)
-        return self.init_s.take(levels_at.astype(np.int64))
+        levels, first = (len(self.init_s), 0) if self.world is None else (LEVELS, LEVELS * self.world.take(columns))
+        levels_at = levels * self.slow.take(columns) ** (1.0 / instances)
+        return self.init_s.take(levels_at.astype(np.int64) + first)
+
+    @classmethod
+    def together(cls, parts: Sequence[tuple[Draw, int]]) -> Draw:
+        """Return the first samples of draws, one after another; none has losses, or other factors than `own`."""
+        trials = parts[0][0].ranks.shape[2]
+        own = [np.ones(count * trials, np.float32) if one.own is None else one.own for one, count in parts]
+        return cls(
+            ranks=np.concatenate([one.ranks[:, :count] for one, count in parts], axis=1),
+            provision_s=np.concatenate([one.provision_s[:count] for one, count in parts]),
+            init_s=np.concatenate([one.init_s for one, _ in parts]),
+            slow=np.concatenate([one.slow[:count] for one, count in parts]),
+            own=None
+            if all(one.own is None for one, _ in parts)
+            else np.concatenate([of[: count * trials] for of, (_, count) in zip(own, parts, strict=True)]),
+            world=np.arange(len(parts)).repeat([count for _, count in parts]),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +127,10 @@ class SimulatedRuns:
     """(…, trials) The highest rung that each trial entered."""
 
 
+World = tuple[Profile, Offer]
+"""The times of trials, and the prices of instances."""
+
+
 def most_losses(trials: int) -> int:
     """Return the instances after which a run loses no more, as it would hardly come to its end."""
     return 100 + 10 * trials
@@ -127,11 +150,21 @@ def simulate(
 
 
 def simulate_some(
-    stage: Stage, choices: Sequence[StagePlan], profile: Profile, offer: Offer, draw: Draw, samples: Sequence[range]
+    stage: Stage,
+    choices: Sequence[StagePlan],
+    profile: Profile,
+    offer: Offer,
+    draw: Draw,
+    samples: Sequence[range],
+    worlds: Sequence[World] = (),
 ) -> list[SimulatedRuns]:
-    """Return the runs of `simulate` for each of the plans, which have their own samples."""
+    """Return the runs of `simulate` for each of the plans, which have their own samples, and may have their own worlds.
+
+    Worlds differ from the profile and the offer in the times of trials and in prices only.
+    """
     is_lost = draw.launches is not None and choices[0].market == "spot"
-    runs = (_SpotRuns if is_lost else _Runs)(stage, choices, profile, offer, draw, samples)
+    each = worlds or [(profile, offer)] * len(choices)
+    runs = (_SpotRuns if is_lost else _Runs)(stage, choices, each, draw, samples)
     runs.to_end()
     ends = np.cumsum([len(some) for some in samples])[:-1]
     rungs = runs.rung.reshape(-1, stage.trials)
@@ -146,16 +179,11 @@ class _Runs:
     """Keys beside those of slots, for each instance."""
 
     def __init__(
-        self,
-        stage: Stage,
-        choices: Sequence[StagePlan],
-        profile: Profile,
-        offer: Offer,
-        draw: Draw,
-        samples: Sequence[range],
+        self, stage: Stage, choices: Sequence[StagePlan], worlds: Sequence[World], draw: Draw, samples: Sequence[range]
     ) -> None:
-        """`samples` are those of each plan."""
-        self.draw, self.profile, self.offer, self.market = draw, profile, offer, choices[0].market
+        """`worlds` and `samples` are those of each plan."""
+        (_, offer), market = worlds[0], choices[0].market
+        self.draw, self.offer = draw, offer
         self.trials = stage.trials
         self.samples, self.rungs, self.saves = draw.ranks.shape[1], stage.rungs, stage.repeats is None
         self.columns, lengths = np.concatenate(samples), [len(some) for some in samples]
@@ -166,8 +194,12 @@ class _Runs:
 
         gangs = self.gangs = each([choice.gpus_per_trial for choice in choices])
         self.instances = each([choice.instances for choice in choices])
-        self.iteration_s = each([profile.iteration_s(choice.gpus_per_trial) for choice in choices])
-        self.usual_startup_s = each([profile.startup_s(choice.gpus_per_trial) for choice in choices])
+        timed = [(profile, choice.gpus_per_trial) for choice, (profile, _) in zip(choices, worlds, strict=True)]
+        self.iteration_s = each([profile.iteration_s(gpus) for profile, gpus in timed])
+        self.usual_startup_s = each([profile.startup_s(gpus) for profile, gpus in timed])
+        self.once_usd = each([each_offer.once_usd_per_instance for _, each_offer in worlds])
+        self.head_usd_per_s = each([each_offer.head_cost_usd(1.0) for _, each_offer in worlds])
+        self.price_usd_per_s = each([each_offer.market_price_usd_per_s(market) for _, each_offer in worlds])
         self.wide, self.per = np.maximum(1, gangs // offer.slots), np.maximum(1, offer.slots // gangs)
         self.hosts = self.instances // self.wide
         """A host is an instance, or the instances of a wide gang."""
@@ -178,6 +210,8 @@ class _Runs:
         is_alike = draw.own is None and draw.noise is None and draw.startup is None
         self.alike_s = self.usual_startup_s + self.gains[:, None] * self.iteration_s if is_alike else None
         """(rungs, rows) Seconds of a trial in each rung, where all trials take as long."""
+        self.in_order = not (self.extra_keys or self.rungs.promotes or self.rungs.repeats > 1)
+        """Whether trials start by number, and no instance is released before the last one has."""
         self.first, self.cell = np.arange(self.rows) * stage.trials, self.columns * stage.trials
         self.ladders = Ladders(
             self.rungs, draw.ranks, self.columns, defers=bool(self.extra_keys) or self.rungs.repeats > 1
@@ -232,10 +266,29 @@ class _Runs:
         self.all_begun_s = self.now.copy()
         hosts, at = ((used <= number) & (number < self.hosts)).nonzero()
         self.release(at, hosts)
+        if self.in_order and self.alike_s is None:
+            self._start_all()
+
+    def _start_all(self) -> None:
+        """Start one trial after another on the slot that is free first."""
+        every, fresh = np.arange(len(self.slot)), self.fresh.copy()
+        lasts_s = self.lasts_s(every // self.trials, every, every, every % self.trials)
+        while len(at := (self.fresh < self.trials).nonzero()[0]):
+            slots = (self.keys if len(at) == self.rows else self.keys[:, at]).argmin(axis=0)
+            cells, trials = slots * self.rows + at, self.fresh.take(at)
+            keys, places = self.flat.take(cells), self.first.take(at) + trials
+            self.now[at] = now_s = (keys - (keys & self.mask)).view(np.float64)
+            self.flat[cells] = self.key(now_s + lasts_s.take(places), trials)
+            self.slot[places] = slots
+            self.fresh[at] = trials + 1
+        self.all_begun_s = self.now.copy()
+        if self.offer.billing == "per_function":
+            is_later = np.arange(self.trials) >= fresh[:, None]
+            self.busy_s += (lasts_s.reshape(is_later.shape) * is_later).sum(axis=1)
 
     def _skip_waves(self) -> Ints:
         """Go to the last wave but one where all trials take as long and none climbs; return the trials before it."""
-        if self.alike_s is None or self.extra_keys or self.rungs.promotes or self.rungs.repeats > 1:
+        if self.alike_s is None or not self.in_order:
             return np.zeros(self.rows, np.int64)
         waves = (self.trials - self.fresh) // self.fresh
         skipped: Ints = waves * self.fresh
@@ -376,9 +429,9 @@ class _Runs:
     def cost_usd(self) -> Floats:
         """Return the bills."""
         offer = self.offer
-        cost_usd = offer.head_cost_usd(1.0) * self.now + self.started() * offer.once_usd_per_instance
+        cost_usd = self.head_usd_per_s * self.now + self.started() * self.once_usd
         held_s = self.gangs / offer.slots * self.busy_s if offer.billing == "per_function" else self.held_s()
-        found: Floats = cost_usd + offer.market_price_usd_per_s(self.market) * held_s
+        found: Floats = cost_usd + self.price_usd_per_s * held_s
         return found
 
     def started(self) -> Ints:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from rubberband.features import parts
-from rubberband.planner import Box, Draws, Estimate, JobPlan, Lane, Problem, Simulations, predict, varies
+from rubberband.planner import Box, Draws, Estimate, JobPlan, Lane, Problem, predict, simulated_beside, varies
 from rubberband.planner.exact.table import Floats
 from rubberband.units import counted, format_duration, format_usd
 from rubberband.values.offer import DATA_LINE, HEAD_LINE, RENT_LINES, BillLine, Offer, SideCost
@@ -97,9 +97,9 @@ def assumptions(estimate: Estimate, bases: Mapping[Name, Basis]) -> tuple[Assump
     if job is None:
         return ()
     now = estimate.problem
-    base, found = _outcome(estimate, job, now), list[Assumption]()
-    for changed in _changes(job, now):
-        after = _outcome(estimate, job, changed.problem)
+    changes, found = list(_changes(job, now)), list[Assumption]()
+    base, *outcomes = _outcomes(estimate, job, [now, *(changed.problem for changed in changes)])
+    for changed, after in zip(changes, outcomes, strict=True):
         found.append(
             Assumption(
                 name=changed.name,
@@ -240,30 +240,40 @@ def _with_offer(now: Problem, **changes: object) -> Problem:
     return replace(now, offer=replace(now.offer, **changes))  # type: ignore[arg-type]
 
 
-def _outcome(estimate: Estimate, job: JobPlan, problem: Problem) -> _Outcome:
-    """Predict the whole job with other inputs."""
+def _outcomes(estimate: Estimate, job: JobPlan, problems: Sequence[Problem]) -> list[_Outcome]:
+    """Predict the whole job with other inputs; those of a run without a SYNC are simulated together."""
+    first = job.lanes[0]
+    if first.stages[0].has_sync:
+        return [_judged(estimate, *_of_lanes(job, problem)) for problem in problems]
+    worlds = [(problem.profile, problem.offer) for problem in problems]
+    runs = simulated_beside(first.stages[0], first.planned.plan.stages[0], worlds, estimate.problem.seed)
+    return [_judged(estimate, one.jct_s, one.cost_usd) for one in runs]
+
+
+def _judged(estimate: Estimate, jct_s: Floats, cost_usd: Floats) -> _Outcome:
+    kept = Box.of(estimate.constraints).holds(jct_s, cost_usd)
+    return _Outcome(float(jct_s.mean()), float(cost_usd.mean()), float(kept.mean()))
+
+
+def _of_lanes(job: JobPlan, problem: Problem) -> tuple[Floats, Floats]:
+    """Return time and cost of the whole job in each sample."""
     alone = len(job.lanes) == 1
     offer = problem.offer if alone else replace(problem.offer, head_price_usd_per_hour=0.0)
     parts = [_figures(lane, problem.profile, offer, problem.seed) for lane in job.lanes]
     jct_s = np.max([part_s for part_s, _ in parts], axis=0)
     shared_usd = 0.0 if alone else problem.offer.head_cost_usd(1.0) * jct_s
-    cost_usd = np.sum([part_usd for _, part_usd in parts], axis=0) + shared_usd
-    kept = Box.of(estimate.constraints).holds(jct_s, cost_usd)
-    return _Outcome(float(jct_s.mean()), float(cost_usd.mean()), float(kept.mean()))
+    return jct_s, np.sum([part_usd for _, part_usd in parts], axis=0) + shared_usd
 
 
 def predicted_usd(estimate: Estimate, offer: Offer) -> float:
     """Return the (mean) cost of an estimate's plan on another offer, over the same random numbers where times vary."""
     assert estimate.job is not None, "the caller has a plan"
-    return _outcome(estimate, estimate.job, replace(estimate.problem, offer=offer)).cost_usd
+    (found,) = _outcomes(estimate, estimate.job, [replace(estimate.problem, offer=offer)])
+    return found.cost_usd
 
 
 def _figures(lane: Lane, profile: Profile, offer: Offer, seed: int) -> tuple[Floats, Floats]:
     """Return time and cost of a lane in each sample; one value each if nothing varies."""
-    if not lane.stages[0].has_sync:
-        runs = Simulations(lane.stages[0], profile, offer, seed)
-        (found,) = runs.figures(lane.planned.plan.stages, runs.few)
-        return found.jct_s, found.cost_usd
     if not varies(profile, offer):
         predicted = predict(lane.stages, lane.planned.plan, profile, offer)
         return np.array([predicted.jct_s]), np.array([predicted.cost_usd])

@@ -16,6 +16,7 @@ from rubberband.api.dashboard.experiment_texts import rungs_reached, stage_rows
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor import expected_iterations, summarise
 from rubberband.planner import asha as planner
+from rubberband.planner import asha_samples
 from rubberband.planner.estimates import estimate
 from rubberband.planner.noise.asha_runs import Draw, Launches, simulate, simulate_some
 from rubberband.planner.problem import JobPlan, Problem
@@ -227,7 +228,7 @@ def test_threads_that_ask_at_the_same_time_get_the_samples_that_one_gets(monkeyp
             meet.wait(0.2)
         return simulate_some(*job)
 
-    monkeypatch.setattr(planner, "simulate_some", simulated)
+    monkeypatch.setattr(asha_samples, "simulate_some", simulated)
     runs = planner.simulations_of(problem)
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda _: runs.figures(choice, 20), range(2)))
