@@ -168,8 +168,8 @@ class Experiment(Words):
     """`module:attribute` of a trial, a command, or (in Python) the class or function itself; needed to run, not to
     estimate."""
     search: Search
-    constraints: Constraints = Field(default_factory=Constraints.model_construct)
-    resources: Resources = Field(default_factory=Resources.model_construct)
+    constraints: Constraints = Field(default_factory=Constraints.defaults)
+    resources: Resources = Field(default_factory=Resources.defaults)
     profile: (
         Annotated[
             Annotated[InlineProfile, Tag("inline")]
@@ -180,9 +180,9 @@ class Experiment(Words):
         | None
     ) = None
     """The profile itself, the path of a file that `rubberband profile` wrote, or one of these per type."""
-    batch: Batch = Field(default_factory=Batch.model_construct)
+    batch: Batch = Field(default_factory=Batch.defaults)
     """The choice of a trial's batch size: fixed, or adapted within limits."""
-    training: Training = Field(default_factory=Training.model_construct)
+    training: Training = Field(default_factory=Training.defaults)
     """Whether a trial's workers take each optimizer step together, or train asynchronously."""
     track: Trackers | None = None
     """Trackers that record the trials while it runs: csv, tensorboard, mlflow, wandb."""

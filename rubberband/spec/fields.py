@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -127,6 +128,13 @@ class Words(BaseModel):
                 yield field.alias or name, getattr(self, name)
 
     @classmethod
+    @cache
+    def defaults(cls) -> Any:
+        """Return what a file that leaves a mapping out gets: the same object each time, as it cannot change."""
+        return cls.model_construct()
+
+    @classmethod
+    @cache
     def _keys(cls) -> dict[str, FieldInfo]:
         return {field.alias or name: field for name, field in cls.model_fields.items()}
 

@@ -64,7 +64,7 @@ class PoolFile(Words):
     region: Annotated[str, Field(min_length=1)] = "us-east-1"
     market: Market = "on_demand"
     """With `spot`, experiments plan with both markets, and the pool rents on the one that they ask for."""
-    spot: SpotMarket = Field(default_factory=SpotMarket.model_construct)
+    spot: SpotMarket = Field(default_factory=SpotMarket.defaults)
     price_usd_per_hour: Usd | None = Field(None, alias="price_per_hour")
     """Price of one instance on demand; by default EC2's or the catalogue's, and 0 on this machine."""
     side_usd_per_hour: Usd | None = Field(None, alias="side_price_per_hour")
@@ -90,7 +90,7 @@ class PoolFile(Words):
     checkpoints: Annotated[str, Field(min_length=1)] | None = None
     """Bucket (`s3://bucket/prefix`) through which instances on EC2 get their packages, and the default checkpoint store
     of the experiments."""
-    aws: Aws = Field(default_factory=Aws.model_construct)
+    aws: Aws = Field(default_factory=Aws.defaults)
 
     @property
     def kind(self) -> ProviderKind:

@@ -301,10 +301,10 @@ class Resources(Words):
     """Path of a table of instance types that replaces the catalogue's own (rubberband.cloud.catalogue)."""
     market: Market = "on_demand"
     """With `spot`, each stage of a plan is on spot or, where the deadline is tight, on demand."""
-    spot: SpotMarket = Field(default_factory=SpotMarket.model_construct)
+    spot: SpotMarket = Field(default_factory=SpotMarket.defaults)
     max_instances: Annotated[int, Field(strict=True, ge=1, le=10_000), WHOLE] = 16
     """Most instances at any moment."""
-    gpus_per_trial: GpusPerTrial = Field(default_factory=GpusPerTrial.model_construct)
+    gpus_per_trial: GpusPerTrial = Field(default_factory=GpusPerTrial.defaults)
     trials_per_gpu: Annotated[int, Field(strict=True, ge=1, le=MOST_TRIALS_PER_GPU), WHOLE] = 1
     """Trials that train side by side on each GPU, up to 16, for models too small to fill one. Each has one GPU, and an
     equal part of its memory."""
@@ -355,7 +355,7 @@ class Resources(Words):
     ] = ()
     """Names of variables whose values come from the environment of `rubberband run` and `rubberband resume`. Values are
     not written down, and masked in logs."""
-    aws: Aws = Field(default_factory=Aws.model_construct)
+    aws: Aws = Field(default_factory=Aws.defaults)
     options: dict[str, Any] = Field(default_factory=dict)
     """Words of a provider that an installed package brings, which describes them."""
 

@@ -166,7 +166,7 @@ class Search(Words):
     space: dict[str, Parameter] = Field(default_factory=dict)
     """Name of a parameter -> its domain or constant."""
     scheduler: Annotated[AnyScheduler, Field(discriminator="type")]
-    sampler: Sampler = Field(default_factory=Sampler.model_construct)
+    sampler: Sampler = Field(default_factory=Sampler.defaults)
     repeats: Annotated[int, Field(strict=True, ge=1, le=100), WHOLE] = 1
     """How often each configuration is trained, each time by a trial with a seed of its own. Configurations are ranked
     by the mean of their trials, which are promoted or stopped together."""
@@ -185,7 +185,7 @@ class Search(Words):
     also: tuple[Also, ...] = ()
     """Metrics that are shown beside the one that ranks, with the trials that no other beats in all of them (Pareto).
     Where one has a limit (at_most, at_least), trials that keep it rank before those that do not."""
-    stop: Stop = Field(default_factory=Stop.model_construct)
+    stop: Stop = Field(default_factory=Stop.defaults)
     """Rules by which trials, and the whole search, end before the plan does."""
 
     @model_validator(mode="before")

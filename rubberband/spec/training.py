@@ -70,7 +70,7 @@ class Batch(Words):
     """Epochs of warm-up at the initial batch size, for legw."""
     interval: Count = INTERVAL
     """Optimizer steps between choices of the batch size."""
-    balance: BatchBalance = Field(default_factory=BatchBalance.model_construct)
+    balance: BatchBalance = Field(default_factory=BatchBalance.defaults)
     """How the workers of a trial divide a batch; also for `policy: fixed`."""
     verify: Annotated[bool, Field(strict=True)] = True
     """Whether the weights of a trial's workers are compared at every SYNC; a difference fails the trial. Also for
