@@ -58,13 +58,14 @@ def greedy(
     evaluate: Evaluate,
     warm_starts: Sequence[int] = (1, 2, 3),
     known: dict[Key, Figures] | None = None,
+    least_usd: float = 0.0,
 ) -> Plan | None:
     """Return the cheapest plan that Algorithm 2 ends at from multiples of the best static allocation.
 
     None if no static allocation is in time (the paper's greedy needs a feasible start, though an elastic plan may
     exist), or if the plan found exceeds `max_cost_usd`. With 1 among the `warm_starts` the plan never costs more than
     the best static allocation. Equal plans are evaluated once; `known` has the figures of earlier searches with the
-    same `evaluate`, and gets those of this one.
+    same `evaluate`, and gets those of this one. An instance that is held throughout costs `least_usd` or more.
 
     Raises InputError if no GPUs per trial fit the offer, and any error of `evaluate`.
 
@@ -74,12 +75,17 @@ def greedy(
     search = _AllocationSearch(
         stages, offer, constraints, evaluate, gangs_of(profile, offer, constraints), {} if known is None else known
     )
-    statics = [search.static(count) for count in range(1, offer.max_instances + 1)]
-    feasible = [allocations for allocations in statics if search.in_time(allocations)]
-    if not feasible:
+    most, best_static = offer.max_instances, None
+    for count in range(1, most + 1):
+        if best_static is not None and count * least_usd * (1.0 - 1e-9) > search.cost_and_time(best_static)[0]:
+            break
+        allocations = search.static(count)
+        if search.in_time(allocations):
+            best_static = min(best_static or allocations, allocations, key=search.cost_and_time)
+    if best_static is None:
         return None
-    instances = min(feasible, key=search.cost_and_time)[0].choice.instances
-    multiples = [statics[min(factor * instances, offer.max_instances) - 1] for factor in warm_starts]
+    instances = best_static[0].choice.instances
+    multiples = [search.static(min(factor * instances, most)) for factor in warm_starts]
     ends = [search.descend(warm_start) for warm_start in multiples if search.in_time(warm_start)]
     best = min(ends, key=search.cost_and_time, default=None)
     return _plan(best) if best and search.in_budget(best) else None
@@ -345,8 +351,18 @@ def _greedy(problem: Problem) -> Planned | Infeasible:
     evaluate = risk.evaluator(problem)
     known = evaluate.figures if isinstance(evaluate, MeanCost) else None
     job = (problem.stages, problem.profile, problem.offer, problem.constraints)
-    chosen = greedy(*job, evaluate=evaluate, known=known)
+    chosen = greedy(*job, evaluate=evaluate, known=known, least_usd=_least_usd_throughout(problem))
     return Infeasible(lambda: _greedy_fails(problem)) if chosen is None else risk.planned(problem, chosen)
+
+
+def _least_usd_throughout(problem: Problem) -> float:
+    """Return what an instance that is held through all stages costs at least, each of them one wave; 0 if unknown."""
+    profile, offer = problem.profile, problem.offer
+    if problem.varies or offer.billing == "per_function":
+        return 0.0
+    gangs = np.array(gangs_of(profile, offer, problem.constraints))
+    runs_s = mean_runs_s(problem.stages, profile, offer, "on_demand", gangs)
+    return offer.price_usd_per_s * (offer.init_delay_s + float(runs_s.min(axis=1).sum()))
 
 
 def _greedy_fails(problem: Problem) -> InfeasibleError:

@@ -51,7 +51,7 @@ _NEAR_ROWS = 24
 """Relaxations that bound one part of the frontier."""
 _PAIRS_AT_ONCE = 1_000_000  # bounds the memory of a stage
 _BOUNDS_AT_ONCE = 50_000  # labels times rows; those that fall out are not compared with the rows after
-_NEARBY = 1.02  # most best plans cost less than their lower bound by this factor
+_NEARBY = (1.02, 1.0001)  # most best plans cost less than their lower bound by these factors
 _FEW_PLANS = 300  # as many are tried as fast as a search without any finds one
 _FEW_STATES = 500  # with so few, one search is as fast as a narrow one before it
 
@@ -152,9 +152,12 @@ def several(table: StageTable, box: Box, objective: Objective, *, constant: bool
         fastest_s = float(relax(table, make_rows(table, np.zeros(0), with_time=True), constant=constant).root[0])
         box, objective = Box(time_s=min(box.time_s, fastest_s)), "min_cost"
     relaxed, lowest = _bracket(table, box, objective, constant)
-    near = box.within(objective, lowest * _NEARBY)
-    if most == 1 and not constant and (plan := _best_of_few(table, near, relaxed, objective)) is not None:
-        return [plan]
+    if most == 1 and not constant:
+        for share in _NEARBY:
+            near = box.within(objective, lowest * share)
+            counts = _open_counts(relaxed, _Rooms.of(near, relaxed.rows))
+            if (plan := _best_of_few(table, near, counts, objective)) is not None:
+                return [plan]
     best = _achieved(table, relaxed, box, objective, constant)
     reach = best if best is not None else by_objective(objective, box.time_s, box.cost_usd)[0]
     for upper in _widening(table, box, relaxed, objective, lowest, reach):
@@ -167,9 +170,8 @@ def several(table: StageTable, box: Box, objective: Objective, *, constant: bool
     return []
 
 
-def _best_of_few(table: StageTable, box: Box, relaxed: Relaxed, objective: Objective) -> FoundPlan | None:
-    """Return the best plan in a small box by trying all that its bounds allow; None if there are many, or none."""
-    counts = _open_counts(relaxed, _Rooms.of(box, relaxed.rows))
+def _best_of_few(table: StageTable, box: Box, counts: Sequence[Ints], objective: Objective) -> FoundPlan | None:
+    """Return the best plan in a box by trying all of these instance counts; None if there are many plans, or none."""
     choices = [np.nonzero(table.valid[stage, of_stage]) for stage, of_stage in enumerate(counts)]
     sizes = [len(option) for _, option in choices[::-1]]
     if not 0 < math.prod(sizes) <= _FEW_PLANS:
