@@ -76,8 +76,11 @@ def drawn(stage: Stage, profile: Profile, offer: Offer, samples: int, seed: tupl
         noise = Factors(bits(2), np.array([factor_levels(cv, profile.law) for cv in cvs]))
     if profile.startup_varies:
         startup = Factors(bits(3), factor_levels(profile.startup_cv, "lognormal")[None])
+    ranks = np.tile(np.arange(trials), (samples, 1))
+    if stage.rungs.promotes or not (offer.provision_spread.certain and offer.init_spread.certain):
+        ranks = rng.permuted(ranks, axis=1)  # else they decide nothing, and no number drawn after them does
     return Draw(
-        ranks=rng.permuted(np.tile(np.arange(trials), (samples, 1)), axis=1)[None],
+        ranks=ranks[None],
         provision_s=offer.provision_delay_s * _evenly(spread_levels(offer.provision_spread), samples, rng),
         init_s=offer.init_delay_s * np.sort(spread_levels(offer.init_spread)).astype(np.float64),
         slow=(rng.permutation(samples) + rng.random(samples)) / samples,

@@ -238,8 +238,8 @@ class Relaxed:
     rows: Rows
     to_go: Floats
     """(stages + 1, R, m) Least weight of the stages from this one on, if the m-th count is held before it."""
-    so_far: Floats
-    """(stages, R, m) Least weight of the stages up to this one, if it uses the m-th count."""
+    through: Floats
+    """(stages, R, m) Least weight of the whole job, if this stage uses the m-th count."""
     root: Floats
     """(R,) Least weight of the whole job."""
     weights: Weights
@@ -321,8 +321,9 @@ def relax(table: StageTable, rows: Rows, *, constant: bool = False) -> Relaxed:
     first = weights.stay[0] + _entry(table, weights)
     whole = first + to_go[1]
     to_go[0] = whole.min(axis=1, keepdims=True)
-    so_far = _so_far(table, weights, first, constant)
-    return Relaxed(rows=rows, to_go=to_go, so_far=so_far, root=to_go[0, :, 0], weights=weights)
+    through = _so_far(table, weights, first, constant)
+    through += to_go[1:]
+    return Relaxed(rows=rows, to_go=to_go, through=through, root=to_go[0, :, 0], weights=weights)
 
 
 def _entry(table: StageTable, weights: Weights) -> Floats:
@@ -386,7 +387,7 @@ def best_paths(table: StageTable, relaxed: Relaxed, constant: bool) -> tuple[Int
     num_stages, num_rows, _ = weights.stay.shape
     rows, counts = np.arange(num_rows), table.instances
     paths = np.zeros((num_rows, num_stages), dtype=np.int64)
-    paths[:, 0] = (relaxed.so_far[0] + to_go[1]).argmin(axis=1)
+    paths[:, 0] = relaxed.through[0].argmin(axis=1)
     for stage in range(1, num_stages):
         now = paths[:, stage - 1]
         if constant:

@@ -52,6 +52,7 @@ _NEAR_ROWS = 24
 _PAIRS_AT_ONCE = 1_000_000  # bounds the memory of a stage
 _BOUNDS_AT_ONCE = 50_000  # labels times rows; those that fall out are not compared with the rows after
 _NEARBY = (1.02, 1.0001)  # most best plans cost less than their lower bound by these factors
+_FEW_COUNTS = 8  # with more in a stage, few plans are near the bound only if none is
 _FEW_PLANS = 300  # as many are tried as fast as a search without any finds one
 _FEW_STATES = 500  # with so few, one search is as fast as a narrow one before it
 
@@ -158,6 +159,8 @@ def several(table: StageTable, box: Box, objective: Objective, *, constant: bool
             counts = _open_counts(relaxed, _Rooms.of(near, relaxed.rows))
             if (plan := _best_of_few(table, near, counts, objective)) is not None:
                 return [plan]
+            if max(map(len, counts)) > _FEW_COUNTS:
+                break
     best = _achieved(table, relaxed, box, objective, constant)
     reach = best if best is not None else by_objective(objective, box.time_s, box.cost_usd)[0]
     for upper in _widening(table, box, relaxed, objective, lowest, reach):
@@ -199,7 +202,7 @@ def _widening(
 
 def _open_counts(relaxed: Relaxed, rooms: _Rooms) -> list[Ints]:
     """Return indices of the instance counts that some plan in the rooms may use in each stage."""
-    return [np.flatnonzero(is_open) for is_open in rooms.open(relaxed.so_far + relaxed.to_go[1:])]
+    return [np.flatnonzero(is_open) for is_open in rooms.open(relaxed.through)]
 
 
 def pareto(table: StageTable, box: Box, *, constant: bool = False) -> list[FoundPlan]:
