@@ -318,7 +318,7 @@ def _remedy(
 
 def _on_pool(experiment: Experiment, folder: str) -> Experiment:
     """Return an experiment with the prices and instances of the pool in `folder`. Raises Problem INVALID."""
-    words = experiment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+    words = experiment.given_words()
     with raised_as_problems():
         asked, notes = {**words, "resources": {**words.get("resources", {}), "pool": folder}}, list[str]()
         lent = on_pool(asked, Path(folder).parent.parent, notes.append)

@@ -196,7 +196,7 @@ class Plans:
         self, experiment: Experiment, options: PreviewOptions = OPTIONS, *, caller: str = ""
     ) -> PlanAnswer:
         """Plan an experiment that would start now; its `overrides` are applied already. Raises Problem."""
-        words = experiment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+        words = experiment.given_words()
         options = options.model_copy(update={"overrides": []})
         preview = Preview(body=json.dumps(words).encode(), options=options)
         return await self.answer(preview, fingerprint(preview.body, options.model_dump_json().encode()), caller)

@@ -314,8 +314,8 @@ def question_of(
     if experiment.constraints.deadline_at is not None:
         good_s = 1.0
     options = {name: asked[name] for name in ("policy", "frontier", "size", "seed", "most_usd")}
-    words = _written(asked_for)
-    found = words if experiment is asked_for else _written(experiment)
+    words = asked_for.given_words()
+    found = words if experiment is asked_for else experiment.given_words()
     return Question(
         experiment=experiment,
         options=options,
@@ -326,11 +326,6 @@ def question_of(
         words=words,
         option=asked.get("option", ""),
     )
-
-
-def _written(experiment: Experiment) -> Json:
-    """Return the words without defaults: an estimate tells given settings from defaults."""
-    return experiment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
 
 
 def _with_trial(experiment: Experiment, code: Sequence[str], allowed: Sequence[str]) -> Experiment:

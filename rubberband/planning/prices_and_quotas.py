@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +80,15 @@ class EstimateAnswer:
         """Return the object that `rubberband estimate -o json` prints."""
         return {
             **self.estimate.to_json(),
-            "assumptions": [asdict(assumption) for assumption in self.assumptions],
+            "assumptions": [_plain(assumption) for assumption in self.assumptions],
             "notes": list(self.notes),
-            "bill": [asdict(line) for line in self.bill],
+            "bill": [_plain(line) for line in self.bill],
             **({} if self.size is None else {"size": self.size.to_json()}),
         }
+
+
+def _plain(value: Assumption | BillLine) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
 def answer(

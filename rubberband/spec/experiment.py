@@ -456,6 +456,10 @@ class Experiment(Words):
         """Return the experiment in the file's words, as JSON values; `Experiment(**words)` is equal to this one."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
+    def given_words(self) -> dict[str, Any]:
+        """Return the words of `to_words` without defaults: an estimate distinguishes given settings from defaults."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+
 
 def _domain(words: Any) -> str:
     """Return a parameter in one line: `loguniform(0.0001, 0.1)`."""

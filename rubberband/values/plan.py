@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -152,7 +152,7 @@ class Distribution:
 
     def to_json(self) -> dict[str, float]:
         """Return plain values by name."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}  # asdict takes ten times as long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
