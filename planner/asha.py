@@ -176,7 +176,10 @@ class _AshaCandidates:
             return self._first_that_keeps(hopeful, looks_near=looks_near)
         together = 1 if len(self.runs.ends) == 2 else _TOGETHER
         for first in range(0, len(hopeful), together):
-            for choice in self._hopeful(hopeful[first : first + together], self.runs.ends[1]):
+            block = hopeful[first : first + together]
+            if self.problem.box == Box():  # the first of them is mostly the best
+                self.runs.several(dict.fromkeys(block, self.runs.ends[1]) | {block[0]: self.runs.most})
+            for choice in self._hopeful(block, self.runs.ends[1]):
                 if self._keeps_all(choice):
                     return choice
         return None
