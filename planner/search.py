@@ -195,7 +195,7 @@ def _marginal_benefit(before: Figures, after: Figures) -> tuple[float, float]:
 
 
 def _plan(allocations: _Allocations) -> Plan:
-    return Plan(stages=tuple(allocation.choice for allocation in allocations))
+    return Plan(stages=tuple([allocation.choice for allocation in allocations]))
 
 
 KEPT_TABLES = 32
