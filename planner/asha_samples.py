@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rubberband.planner.exact.table import Floats, distinct
-from rubberband.planner.noise.asha_runs import Draw, Factors, Launches, World, simulate_some
+from rubberband.planner.noise.asha_draws import Draw, Factors, Launches
+from rubberband.planner.noise.asha_runs import World, simulate_some
 from rubberband.planner.noise.makespan import Seconds
 from rubberband.planner.noise.sampling import LEVELS, bits_of, factor_levels, spread_levels, varies
 from rubberband.planner.problem import Problem

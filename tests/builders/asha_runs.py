@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rubberband.planner.noise.asha_runs import Draw, SimulatedRuns, simulate
+from rubberband.planner.noise.asha_draws import Draw
+from rubberband.planner.noise.asha_runs import SimulatedRuns, simulate
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Stage, StagePlan
 from rubberband.values.profile import Profile

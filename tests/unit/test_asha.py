@@ -18,7 +18,8 @@ from rubberband.executor import expected_iterations, summarise
 from rubberband.planner import asha as planner
 from rubberband.planner import asha_samples
 from rubberband.planner.estimates import estimate
-from rubberband.planner.noise.asha_runs import Draw, Launches, simulate, simulate_some
+from rubberband.planner.noise.asha_draws import Draw, Launches
+from rubberband.planner.noise.asha_runs import simulate, simulate_some
 from rubberband.planner.problem import JobPlan, Problem
 from rubberband.planning.candidates import candidates
 from rubberband.planning.feasible import size
