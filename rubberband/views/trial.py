@@ -29,22 +29,26 @@ def rank(result: Result, trial: TrialResult) -> int | None:
 
 
 def lead(result: Result, trial: TrialResult) -> str:
-    """Return how much better or worse a trial is than the best of the others, by their latest reports.
+    """Return how much better or worse a trial is than the best of the others, where both had trained equally long.
 
-    Empty without two trials that have a metric.
+    Empty without two trials that have a metric, and for a trial or a run that failed.
     """
     others = [one for one in ranked(result) if one.trial != trial.trial and one.feasible in (None, trial.feasible)]
-    ours = _value(result, trial)
-    theirs, other = next(((value, one) for one in others if (value := _value(result, one)) is not None), (None, None))
-    if ours is None or theirs is None or other is None:
+    other = next((one for one in others if _value(result, one) is not None), None)
+    if other is None or _value(result, trial) is None or "failed" in (trial.status, result.outcome):
+        return ""
+    after = min(trial.iterations, other.iterations)
+    ours, theirs = (_value(result, one, after) for one in (trial, other))
+    if ours is None or theirs is None:
         return ""
     better = result.ranking.signed(theirs) - result.ranking.signed(ours)
-    report = f"{number(theirs)} after {counted(other.iterations, 'iteration')}"
+    report = f"{number(theirs)} after {counted(after, 'iteration')}"
+    stopped = "; stopped there" if trial.status == "stopped" and after == trial.iterations < other.iterations else ""
     if better == 0:
-        return f"as good as trial {other.trial}, {report}"
+        return f"as good as trial {other.trial}, {report}{stopped}"
     percent = f" ({_percent(abs(better / theirs))})" if theirs else ""
     than = f"{'better' if better > 0 else 'worse'} than trial {other.trial}, {report}"
-    return f"{number(float(f'{abs(better):.3g}'))}{percent} {than}"
+    return f"{number(float(f'{abs(better):.3g}'))}{percent} {than}{stopped}"
 
 
 def _percent(share: float) -> str:
@@ -61,8 +65,12 @@ def why_not_stopped(result: Result | None, number: int) -> str:
     return f"trial {number} is over ({trial.status_text}); there is nothing to stop" if trial.is_over else ""
 
 
-def _value(result: Result, trial: TrialResult) -> float | None:
-    return finite(trial.metrics.get(result.metric))
+def _value(result: Result, trial: TrialResult, after: int | None = None) -> float | None:
+    """Return its metric by its last report of `after` iterations at most; None: by its latest one."""
+    if after is None or after >= trial.iterations:
+        return finite(trial.metrics.get(result.metric))
+    reports = [metrics for _, iterations, metrics in trial.curve if iterations <= after]
+    return finite(reports[-1].get(result.metric)) if reports else None
 
 
 def configuration_texts(configuration: Mapping[str, Any], entrypoint: Any = None) -> dict[str, str]:

@@ -267,9 +267,24 @@ def test_the_lead_is_over_the_best_of_the_others(
 ) -> None:
     result = replace(a_result(), mode=mode)
     trials = tuple(
-        replace(trial, metrics={result.metric: value}) for trial, value in zip(result.trials, values, strict=False)
+        replace(trial, iterations=3, metrics={result.metric: value})
+        for trial, value in zip(result.trials, values, strict=False)
     )
     assert lead(replace(result, trials=trials), trials[0]).startswith(f"{ours} than trial 1")
+
+
+def test_a_lead_is_that_where_both_had_trained_equally_long() -> None:
+    result = replace(a_result(), mode="min")
+    short, long, *_ = result.trials
+    curve = tuple((float(at), at, {result.metric: 1.0 / at}) for at in range(1, 10))
+    short = replace(short, iterations=1, metrics={result.metric: 1.3}, curve=(), status="stopped")
+    long = replace(long, iterations=9, metrics={result.metric: 1.0 / 9}, curve=curve)
+    both = replace(result, trials=(short, long))
+    assert lead(both, short) == "0.3 (30 %) worse than trial 1, 1 after 1 iteration; stopped there"
+    assert lead(both, long) == "0.3 (23 %) better than trial 0, 1.3 after 1 iteration"
+    failed = replace(short, status="failed")
+    assert lead(replace(result, trials=(failed, long)), failed) == ""
+    assert lead(replace(both, outcome="failed"), long) == ""
 
 
 def test_an_only_trial_has_all_of_the_bill() -> None:
