@@ -48,7 +48,7 @@ from rubberband.views.report.page import (
     script_json,
     short,
 )
-from rubberband.views.report.tables import failures, incidents, pareto, updates, workers
+from rubberband.views.report.tables import failures, incidents, paid_parts, paid_time, pareto, updates, workers
 from rubberband.views.story import story
 from rubberband.views.trial import configuration_texts, gangs, lead, trial_cards
 
@@ -311,7 +311,10 @@ def _shown(service: Service, experiment: Submission, result: Result | None, aske
     }
     if not begun or result is None:
         return shown
+    paid = paid_time(result)
     return shown | {
+        "paid": paid,
+        "paid_parts": paid_parts(paid),
         "troubles": texts.troubles(result),
         "cards": texts.cards(experiment, result),
         "best": best_of(experiment, result),

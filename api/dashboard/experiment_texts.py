@@ -39,7 +39,7 @@ from rubberband.views.formatting import (
     usd_decimals,
 )
 from rubberband.views.report.headlines import measured, outcome, tells_start_failures
-from rubberband.views.report.tables import interruptions
+from rubberband.views.report.tables import interruptions, paid_card
 from rubberband.views.story import cells, is_last_of_bracket
 from rubberband.views.story import sentence as sentence_of
 
@@ -207,7 +207,8 @@ def _money(summary: Summary, result: Result) -> str:
 
 
 def cards(submission: Submission, result: Result) -> list[Card]:
-    """Return the cards: time and cost against plan, forecast and limits; the best trial; the instances."""
+    """Return the cards: time and cost against plan, forecast and limits; the best trial; the instances, or once it is
+    over, the share of the paid time that trained."""
     summary, expected_s, expected_usd = submission.summary, None, None
     if submission.state is ExperimentState.RUNNING:
         expected_s = summary.ends_s(elapsed_s=result.actual_jct_s)
@@ -219,12 +220,9 @@ def cards(submission: Submission, result: Result) -> list[Card]:
     planned = f"planned {wanted} for {'this stage' if len(here) == 1 else 'these stages'}"
     planned = planned if here and held else "none held now"
     bought = sum(instance.running_s is not None for instance in result.instances)
-    return [
-        time_card(result, expected_s),
-        cost_card(result, expected_usd),
-        best_card(result),
-        Card("instances now", str(len(held)), (planned, f"{bought} bought in all")),
-    ]
+    now = Card("instances now", str(len(held)), (planned, f"{bought} bought in all"))
+    last = now if held or submission.state in ACTIVE else paid_card(result)
+    return [time_card(result, expected_s), cost_card(result, expected_usd), best_card(result), last]
 
 
 def rungs_reached(result: Result) -> str:

@@ -97,6 +97,21 @@ def test_decisions_updates_and_trials_in_order_are_tables(service: FakeService) 
     assert "0 2 100 100 0.96 4 2 10.00 2.00 1.00 4.00 3.00" in shown
 
 
+def test_a_run_that_is_over_shows_where_its_paid_time_went(service: FakeService) -> None:
+    result = service.runs.results["one"] = a_result()
+    service.add("one", state=ExperimentState.DONE, summary=BEGUN)
+    html = page(service)
+    shown = text(html)
+    assert f"paid GPU time that trained {100 * result.paid.training_share:.0f} %" in shown
+    assert "instances now" not in shown
+    widths = re.findall(r'<i class="part\d" style="width:([\d.]+)%"', html)
+    assert sum(map(float, widths)) == pytest.approx(100.0)
+    assert html.index('id="s-spend"') < html.index('id="paid"') < html.index('id="s-allocation"')
+    service.add("two", summary=BEGUN)
+    service.runs.results["two"] = cut_short(1, cancel=False)
+    assert "instances now" in text(service.client.get("/experiments/two", headers=HTML).text)
+
+
 def test_figures_are_json_that_is_sent_once_of_the_charts_that_have_something_to_show(service: FakeService) -> None:
     service.add("one", summary=BEGUN)
     assert json.loads(page(service, "/figures/curves")) == {}

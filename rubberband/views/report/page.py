@@ -45,6 +45,8 @@ from rubberband.views.report.tables import (
     exchanges,
     failures,
     incidents,
+    paid_card,
+    paid_parts,
     paid_time,
     pareto,
     purchases,
@@ -247,9 +249,7 @@ def script_json(value: Any) -> str:
 
 
 def _header(result: Result) -> str:
-    training = f"{100 * result.paid.training_share:.0f} %"
-    paid = Card(f"paid {result.place} time that trained", training, ("the rest: see below",))
-    cards = [best_card(result), time_card(result), cost_card(result), paid]
+    cards = [best_card(result), time_card(result), cost_card(result), paid_card(result)]
     kind = "late" if result.late and result.outcome == "done" else result.outcome
     badge = "done, after the deadline" if kind == "late" else result.outcome
     answers = [
@@ -342,7 +342,7 @@ def _paid(result: Result) -> str:
     table = paid_time(result)
     if not table.rows:
         return ""
-    parts = [(name, float(percent)) for name, _, percent, _ in table.rows]
+    parts = paid_parts(table)
     bar = "".join(
         f'<i class="part{index}" style="width:{percent}%" title="{name}: {percent} %"></i>'
         for index, (name, percent) in enumerate(parts)

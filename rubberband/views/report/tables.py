@@ -15,6 +15,7 @@ from rubberband.units import counted, duration
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.worth import likelihood
 from rubberband.views.formatting import (
+    Card,
     Row,
     TextTable,
     amount,
@@ -268,6 +269,19 @@ def paid_time(result: Result) -> TextTable:
 
 
 _PAID = "Where the paid time went"
+
+
+def paid_parts(table: TextTable) -> list[tuple[str, float]]:
+    """Return the uses of the table `paid_time`, each with its percentage, for a bar."""
+    return [(name, float(percent)) for name, _, percent, _ in table.rows]
+
+
+def paid_card(result: Result) -> Card:
+    """Return the share of the paid time that trained, and where most of the rest went."""
+    parts = paid_parts(paid_time(result))
+    rest = sorted(((percent, name) for name, percent in parts if not name.startswith("train")), reverse=True)
+    most = next((f"{name} {percent:.0f} %" for percent, name in rest if percent >= 1.0), "")
+    return Card(f"paid {result.place} time that trained", f"{100 * result.paid.training_share:.0f} %", (most,))
 
 
 def failures(result: Result) -> TextTable:
