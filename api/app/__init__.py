@@ -122,8 +122,8 @@ def app_of(service: Service) -> FastAPI:
 def _lifespan(service: Service) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def living(app: FastAPI) -> AsyncIterator[None]:
-        # Built now, so that the first request need not wait for it.
-        app.openapi()
+        # Built now, so that the first request need not wait for it; in a thread, as planning processes start meanwhile.
+        await run_in_threadpool(app.openapi)
         service.feed.open(service.store)
         await run_in_threadpool(service.store.free_keys)
         await service.plans.start()

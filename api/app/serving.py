@@ -25,7 +25,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rubberband.api.app import create_app
-from rubberband.api.routes.events import EventFeed
+from rubberband.api.routes import Service
 from rubberband.api.security import is_live
 from rubberband.api.settings import Settings
 from rubberband.api.store import Store, open_store
@@ -281,7 +281,7 @@ def serve(settings: Settings, transport: Transport, announce: Callable[[str, Sto
         require_token(settings, store)
         with _listening(settings.host, settings.port) as listener:
             app = create_app(settings, store=store)
-            server = _HttpServer(_config(app, settings, transport), app.state.service.feed)
+            server = _HttpServer(_config(app, settings, transport), app.state.service)
             port = listener.getsockname()[1]
             with _signals_are_an_end(server):
                 announce(url_of(settings.host, port, https=transport.certfile is not None), store)
@@ -305,12 +305,15 @@ _GARBAGE = (700, 10, 10)
 class _HttpServer(uvicorn.Server):
     """Server that ends its streams of events on a signal."""
 
-    def __init__(self, config: uvicorn.Config, feed: EventFeed) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
-        self._feed = feed
+        self._service = service
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start. Garbage collections skip all present objects, which stay, and so cause no pauses."""
+        """Start, with a planning process beside. Garbage collections skip all present objects, which stay, and so cause
+        no pauses.
+        """
+        self._service.plans.warm_up()
         await super().startup(sockets)
         gc.collect()
         gc.freeze()
@@ -318,7 +321,7 @@ class _HttpServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End the streams, then the server."""
-        self._feed.close()
+        self._service.feed.close()
         super().handle_exit(sig, frame)
 
 

@@ -300,6 +300,11 @@ class PlannerPool:
         finally:
             self._leave(turn)
 
+    def warm_up(self) -> None:
+        """Start a process for the first question; that question waits for it at most for what is left of its start."""
+        if not (self._ready or self._starting):
+            self._start()
+
     @property
     def pids(self) -> list[int]:
         """Ids of all processes."""

@@ -165,9 +165,13 @@ class Plans:
         """Ids of answers that may be in the store, the latest last; other questions need no lookup."""
 
     async def start(self) -> None:
-        """Get ready. The first planning process starts with the first question, and takes a second."""
+        """Get ready. The first planning process starts with the first question, or by `warm_up`."""
         self._kept = dict.fromkeys(await asyncio.to_thread(self._store.plan_ids))
         self.alive = True
+
+    def warm_up(self) -> None:
+        """Start a planning process, whose imports take a second, before the first question."""
+        self._pool.warm_up()
 
     async def close(self) -> None:
         """End the planning processes, give up their questions, and store all answers."""

@@ -441,8 +441,11 @@ def _by_name(option: str, given: Sequence[str], read: Callable[[str], float]) ->
 
 _IMPORT_S = 120
 """Time limit for the import of an entry point."""
+_NICE = 10
+"""Priority of such an import: requests come first."""
 _SCRIPT = f"""\
-import importlib, signal, sys
+import importlib, os, signal, sys
+os.nice({_NICE})
 signal.alarm({_IMPORT_S})
 from rubberband.errors import RubberbandError
 name, *folders = sys.argv[1:]

@@ -25,6 +25,7 @@ from rubberband.api.store import open_store
 from rubberband.cli import app
 from rubberband.errors import InputError, JournalError
 from tests.builders.server_process import ServerProcess, serving
+from tests.builders.waiting import eventually
 
 OPEN = ("--rate", "0")
 PATIENT = (
@@ -341,6 +342,18 @@ def test_many_silent_connections_of_one_address_do_not_block_others(server: Serv
     finally:
         for silent in crowd:
             silent.close()
+
+
+def test_a_planning_process_starts_with_the_service(home: Path) -> None:
+    def planners() -> list[psutil.Process]:
+        children = psutil.Process(started.process.pid).children()
+        return [each for each in children if "rubberband.api.plans.process" in " ".join(each.cmdline())]
+
+    with serving(home) as started:
+        eventually(lambda: len(planners()) == 1, "a planner before any question")
+        (planner,) = planners()
+        started.process.kill()
+        planner.wait(60.0)
 
 
 @pytest.mark.long

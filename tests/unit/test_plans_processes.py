@@ -147,6 +147,22 @@ def test_a_process_that_dies_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_a_process_that_was_started_ahead_answers_the_first_question(tmp_path: Path) -> None:
+    async def ask(plans: Plans) -> None:
+        for _ in range(3):
+            plans.warm_up()
+        while not plans.pids:
+            await asyncio.sleep(0.01)
+        begun = plans.pids
+        assert (await plans.answer(preview(), of(preview()))).status == 200
+        plans.warm_up()
+        assert plans.pids == begun
+        assert len(begun) == 1
+
+    served(tmp_path, ask)
+
+
+@pytest.mark.long
 def test_where_no_process_can_be_started_for_a_while_plans_are_made_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +171,7 @@ def test_where_no_process_can_be_started_for_a_while_plans_are_made_afterwards(
     async def ask(plans: Plans) -> None:
         with monkeypatch.context() as full:
             full.setattr(asyncio, "create_subprocess_exec", refused)
+            plans.warm_up()
             for _ in range(5):  # more often than there are planners
                 with pytest.raises(HttpProblem) as caught:
                     await plans.answer(asked, of(asked))
