@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 FORK_SERVER = "fork-server"
@@ -25,6 +26,7 @@ READY, FORKED = b"r", b"f"
 
 _PATIENCE_S = 120.0
 """Time limit for the server's imports; the worker's own would take as long."""
+_LOOK_S = 0.2
 
 
 def main(argv: Sequence[str]) -> None:
@@ -36,19 +38,35 @@ def main(argv: Sequence[str]) -> None:
     os.execv(sys.executable, [sys.executable, *flags, script, *argv])
 
 
-def is_forked(argv: Sequence[str], streams: Sequence[int], program: Mapping[str, str] | None = None) -> bool:
+def is_ready(directory: Path, waits: Callable[[], bool]) -> bool:
+    """Wait for the imports of the fork server of a provider's folder, as long as `waits`; return whether it forks."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as server:
+        server.connect(_address(directory))
+        while waits():
+            if select.select([server], [], [], _LOOK_S)[0]:
+                return server.recv(1) == READY
+    return False
+
+
+def is_forked(
+    argv: Sequence[str], streams: Sequence[int], program: Mapping[str, str] | None = None, directory: Path | None = None
+) -> bool:
     """Return whether the fork server has forked a process with these arguments and standard streams.
 
-    `program`: the environment of a function, in whose process that one calls `executor/training/guard.py`.
+    `program`: the environment of a function, in whose process that one calls `executor/training/guard.py`. `directory`
+    is the provider's, by default that of this process's environment.
     """
     with contextlib.suppress(OSError, ValueError, KeyError), socket.socket(socket.AF_UNIX) as server:
-        name = Path(os.environ[DIRECTORY_TAG], FORK_SERVER).read_text()
         server.settimeout(_PATIENCE_S)
-        server.connect(f"\0{name}")
+        server.connect(_address(directory or Path(os.environ[DIRECTORY_TAG])))
         if peer_uid(server) == os.getuid() and server.recv(1) == READY:
             _send(server, argv, streams, program)
             return server.recv(1) == FORKED
     return False
+
+
+def _address(directory: Path) -> str:
+    return f"\0{Path(directory, FORK_SERVER).read_text()}"
 
 
 def _send(

@@ -28,7 +28,7 @@ from rubberband.values.environment import HASH_SEED
 
 GANG_LIMIT_S = 10.0
 """Seconds of the workers after the first one has ended, beside four times the seconds of that."""
-NO_COMPILING = "TORCH_COMPILE_DISABLE"
+_NO_COMPILING = "TORCH_COMPILE_DISABLE"
 """Variable with which torch.compile does nothing: it takes long."""
 _ADDRESS = "RUBBERBAND_CHECK_ORDERS"
 _LOOK_S = 0.2
@@ -144,7 +144,7 @@ class TrainServer:
 
 class FreshServer(TrainServer):
     """The same as a process that has imported the trial by itself, in a run by the driver's fork server, with another
-    order of sets than this process has.
+    order of sets than this process has if that was not forked there.
     """
 
     def __init__(self, entrypoint: Entrypoint, train: Train, *, limit_s: float) -> None:
@@ -153,7 +153,7 @@ class FreshServer(TrainServer):
         address = str(Path(self._folder.name, "orders"))
         self._listener = Listener(address, "AF_UNIX")
         environment = os.environ | {HASH_SEED: entrypoint.environment.hash_seed, _ADDRESS: address}
-        environment.pop(NO_COMPILING, None)  # a fork server has none
+        environment.pop(_NO_COMPILING, None)  # a fork server has none
         words = [sys.executable, "-P", "-m", __name__]
         self._fresh = GuardedProcess(words, environment, os.getcwd(), os.dup(1), os.dup(2), forks=True)
 
@@ -181,11 +181,16 @@ def _serve(orders: Connection, entrypoint: Entrypoint, train: Train, limit_s: fl
     os._exit(0)
 
 
-def serve_fresh() -> None:
-    """Train what the process asks for that started this one; nothing is compiled."""
-    os.environ[NO_COMPILING] = "1"
+def compile_nothing() -> None:
+    """Let torch.compile do nothing in this process, which may have imported torch."""
+    os.environ[_NO_COMPILING] = "1"
     if (dynamo := sys.modules.get("torch._dynamo.config")) is not None:  # which has read it
         dynamo.disable = True  # type: ignore[attr-defined]
+
+
+def serve_fresh() -> None:
+    """Train what the process asks for that started this one; nothing is compiled."""
+    compile_nothing()
     with Client(os.environ.pop(_ADDRESS), "AF_UNIX") as orders:
         _serve(orders, *orders.recv())
 

@@ -15,6 +15,7 @@ import pickle
 import re
 import select
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -24,14 +25,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
-from rubberband.cloud.ray_head.worker_start import DIRECTORY_TAG
+from rubberband.cloud.ray_head.worker_start import DIRECTORY_TAG, is_ready
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.training import restarts
 from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault, difference
-from rubberband.executor.training.check_workers import NO_COMPILING
+from rubberband.executor.training.check_workers import compile_nothing
 from rubberband.executor.training.distributed import GANGS, is_distributed
-from rubberband.executor.training.entrypoint import NotHereError
+from rubberband.executor.training.entrypoint import NotHereError, has_sets
 from rubberband.executor.training.failures import (
     GangBroken,
     LacksMemory,
@@ -59,6 +60,8 @@ _REPEATED_S = 60.0
 """One worker is restarted in a fresh process if an import, three set-ups and an iteration take no longer than this, and
 than half of the time that is left."""
 _LOOK_S = 0.2
+_ADDRESS = "RUBBERBAND_CHECK_ORDER"
+"""Variable: where the process that has the order listens."""
 _FIXES = {
     "no_metric": "; report it, or set search.metric to one that is reported",
     "not_a_number": "; keep it finite, or narrow search.space",
@@ -81,33 +84,51 @@ def check(
 ) -> TrialCheck:
     """Check a trial in a process of its own, for `limit_s` seconds at most; `output` is what the trial prints to.
 
-    The process has another order of sets than a run, which the one that it is compared with has: that one is forked
-    from the run's fork server, if there is one, in the provider's folder `fork_server`.
+    In a run it is forked from the fork server in the provider's folder `fork_server`, if that is possible: torch is
+    imported once for the check and the workers. Else, and where the trial's own source has sets, it is a fresh process
+    with another order of sets than a run, which the process that it is compared with has.
     """
+    until, own = time.monotonic() + limit_s, order.entrypoint.environment
+    forks = fork_server is not None and order.entrypoint.command is None and not has_sets(order.entrypoint)
+    if forks and fork_server is not None:
+        forks = is_ready(fork_server, lambda: time.monotonic() < until and not cancelled())
+        if time.monotonic() >= until or cancelled():
+            return TrialCheck()
     environment = {"WANDB_MODE": "disabled", **os.environ}  # else each start would be a run in the user's account
     environment.pop("RUBBERBAND_STORE", None)  # has a password
     environment |= {"CUDA_VISIBLE_DEVICES": order.device_id, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    seed = "2" if order.entrypoint.environment.hash_seed == "1" else "1"
-    environment |= {HASH_SEED: seed, NO_COMPILING: "1"}
     environment |= {} if fork_server is None else {DIRECTORY_TAG: str(fork_server.resolve())}
-    (orders, ordering), (inbound, outbound) = os.pipe(), os.pipe()
+    environment |= {**own.variables, **own.secrets} if forks else {}  # as the server has
+    environment[HASH_SEED] = own.hash_seed if forks else "2" if own.hash_seed == "1" else "1"
     shown = (1, 2) if output is None else (output if isinstance(output, int) else output.fileno(),) * 2
-    words = [sys.executable, "-P", "-m", "rubberband.executor.training.checking", str(orders), str(outbound)]
-    process = GuardedProcess(words, environment, os.getcwd(), *map(os.dup, shown), passed=(orders, outbound))
-    try:
-        os.close(orders)
-        os.close(outbound)
-        with suppress(BrokenPipeError), os.fdopen(ordering, "wb") as file:
-            pickle.dump((order, limit_s), file)
-        with os.fdopen(inbound, "rb") as answers:
-            return _followed(answers, process, limit_s, cancelled)
-    finally:
-        process.end()
+    with tempfile.TemporaryDirectory(prefix="rubberband-") as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address := str(Path(folder, "check")))
+        listener.listen()
+        environment[_ADDRESS] = address
+        process = GuardedProcess(
+            [sys.executable, "-P", "-m", __name__],
+            environment,
+            os.getcwd(),
+            *map(os.dup, shown),
+            forks=forks,
+            directory=fork_server,
+        )
+        try:
+            while not select.select([listener], [], [], _LOOK_S)[0]:
+                if process.poll() is not None or time.monotonic() >= until or cancelled():
+                    return TrialCheck() if process.poll() is None else _cut_off(TrialCheck(), process)
+            line, _ = listener.accept()
+            with line, line.makefile("rb") as answers:
+                with suppress(OSError):  # it has ended
+                    line.sendall(pickle.dumps((order, max(0.0, until - time.monotonic()))))
+                return _followed(answers, process, until, cancelled)
+        finally:
+            process.end()
 
 
-def _followed(answers: IO[bytes], process: GuardedProcess, limit_s: float, cancelled: Callable[[], bool]) -> TrialCheck:
+def _followed(answers: IO[bytes], process: GuardedProcess, until: float, cancelled: Callable[[], bool]) -> TrialCheck:
     """Return the child's last answer, with its end as a problem if that came too early."""
-    until, received, found = time.monotonic() + limit_s, b"", TrialCheck()
+    received, found = b"", TrialCheck()
     while time.monotonic() < until and not cancelled():
         if not select.select([answers], [], [], _LOOK_S)[0]:
             continue
@@ -118,10 +139,13 @@ def _followed(answers: IO[bytes], process: GuardedProcess, limit_s: float, cance
             content = json.loads(lines[-1])
             found = TrialCheck(**{**content, "problems": [TrialFault(**problem) for problem in content["problems"]]})
         if not some:
-            if not found.is_finished:
-                end, was_killed = _end_of(process)
-                found.problems.append(TrialFault(line=f"{found.step}: {end}", is_final=False, may_be_here=was_killed))
-            return found
+            return found if found.is_finished else _cut_off(found, process)
+    return found
+
+
+def _cut_off(found: TrialCheck, process: GuardedProcess) -> TrialCheck:
+    end, was_killed = _end_of(process)
+    found.problems.append(TrialFault(line=f"{found.step}: {end}", is_final=False, may_be_here=was_killed))
     return found
 
 
@@ -450,19 +474,22 @@ def _is_ours(file: str) -> bool:
 
 
 def main() -> None:
-    """Check the trial of the order that the file descriptor `sys.argv[1]` holds."""
+    """Check the trial of the order of the process that listens at `_ADDRESS`."""
     faulthandler.enable()
+    compile_nothing()
     order: CheckOrder
-    with os.fdopen(int(sys.argv[1]), "rb") as file:
-        order, limit_s = pickle.load(file)
-    until = time.monotonic() + limit_s
-    order.entrypoint.environment.put()
-    os.environ[GANGS] = ",".join(map(str, order.gangs))
-    with os.fdopen(int(sys.argv[2]), "w") as answers:
-        StepwiseCheck(order, answers, until).run()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)  # the trial's threads do not matter any more
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(os.environ.pop(_ADDRESS))
+        with line.makefile("rb") as file:
+            order, limit_s = pickle.load(file)
+        until = time.monotonic() + limit_s
+        order.entrypoint.environment.put()
+        os.environ[GANGS] = ",".join(map(str, order.gangs))
+        with line.makefile("w") as answers:
+            StepwiseCheck(order, answers, until).run()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)  # the trial's threads do not matter any more
 
 
 if __name__ == "__main__":

@@ -308,6 +308,41 @@ def content_of(entrypoint: Entrypoint) -> Mapping[str, str] | None:
     return found | _walk(entrypoint.module, first, _Places(entrypoint.search_path), {})
 
 
+def has_sets(entrypoint: Entrypoint) -> bool:
+    """Whether its own source may depend on the order of a set, or on hash(); True if that is not known."""
+    files: dict[str, str] = {}
+    first = _first_file(entrypoint)
+    if "<" in entrypoint.attribute or first is None:
+        return True
+    _walk(entrypoint.module, first, _Places(entrypoint.search_path), files)
+    return any(_makes_sets(Path(file)) for file in files)
+
+
+def _makes_sets(path: Path) -> bool:
+    try:
+        nodes = [*ast.walk(ast.parse(path.read_bytes()))]
+    except (OSError, SyntaxError, ValueError):
+        return True
+    tests = {  # `x in {1, 2}` has no order
+        id(other)
+        for node in nodes
+        if isinstance(node, ast.Compare) and all(isinstance(each, ast.In | ast.NotIn) for each in node.ops)
+        for other in node.comparators
+    }
+    return any(
+        (isinstance(node, ast.Set | ast.SetComp) and id(node) not in tests)
+        or (isinstance(node, ast.Name) and node.id in ("set", "frozenset", "hash"))
+        or (isinstance(node, ast.BinOp) and any(map(_is_view, (node.left, node.right))))
+        for node in nodes
+    )
+
+
+def _is_view(node: ast.expr) -> bool:
+    """Whether it is a call of keys() or items(), whose intersections and unions are sets."""
+    function = node.func if isinstance(node, ast.Call) else None
+    return isinstance(function, ast.Attribute) and function.attr in ("keys", "items")
+
+
 def _walk_program(entrypoint: Entrypoint, command: ProgramCommand, files: dict[str, str]) -> dict[str, str]:
     """Return the content of the files that a command names; put the digests of the files into `files`."""
     found: dict[str, str] = {}

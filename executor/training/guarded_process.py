@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rubberband.cloud.ray_head.worker_start import is_forked
@@ -35,24 +35,23 @@ class GuardedProcess:
         errors: int,
         *,
         forks: bool = False,
-        passed: Sequence[int] = (),
+        directory: Path | None = None,
     ) -> None:
         """`output`, `errors`: the pipes that it prints to; they are closed here.
 
-        `forks`: `words` run a module of Python, in a process of the fork server's imports if it is safe.
-        `passed`: further files that it has open.
+        `forks`: `words` run a module of Python, in a process of the fork server's imports if it is safe. `directory`:
+        the provider's, by default that of this process's environment.
         """
         self._line, theirs = socket.socketpair()
         streams = (theirs.fileno(), output, errors)
         self.began = time.monotonic()
         self._guard: subprocess.Popen[bytes] | None = None
-        if not (forks and is_forked(words, streams, environment)):
+        if not (forks and is_forked(words, streams, environment, directory)):
             self._guard = subprocess.Popen(
                 [sys.executable, "-I", "-S", guard.__file__],
                 stdin=theirs.fileno(),
                 stdout=output,
                 stderr=errors,
-                pass_fds=passed,
                 start_new_session=True,
             )
         theirs.close()
@@ -70,7 +69,9 @@ class GuardedProcess:
     def wait(self, seconds: float) -> int | None:
         """Wait that long for its exit code."""
         if self._code is None and select.select([self._line], [], [], seconds)[0]:
-            answer = self._answers.readline()
+            answer = b""
+            with contextlib.suppress(ConnectionResetError):  # it was killed before it had read all
+                answer = self._answers.readline()
             self._code = int(answer) if answer else -signal.SIGKILL  # the guard was killed
             if self._guard is not None:
                 self._guard.wait()

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from rubberband import cli
 from rubberband.errors import EntrypointError, InfeasibleError
 from rubberband.executor import Entrypoint, ExperimentFolder, checking, content_of, digest
+from rubberband.executor.training.entrypoint import has_sets
 from rubberband.running import check as check_module
 from rubberband.running.check import CheckReport, check_experiment, check_first
 from rubberband.running.pace import Pace
@@ -344,6 +345,34 @@ def test_the_command_prints_what_it_found(code: Path) -> None:
     failed = CliRunner().invoke(cli.app, ["check", str(file), "-o", "json", "-s", "search.metric=scor"])
     assert failed.exit_code == 1
     assert "did you mean 'score'" in json.loads(failed.stdout)["problems"][0]["line"]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("order = [1, 2]", False),
+        ("known = 'a' in {'a', 'b'}", False),
+        ("def fit(names: list[str]): return {name: 1 for name in names}", False),
+        ("ids = {word: i for i, word in enumerate({'a', 'b'})}", True),
+        ("words = {word for word in 'ab'}", True),
+        ("words = set('ab')", True),
+        ("words = frozenset('ab')", True),
+        ("part = hash('a') % 10", True),
+        ("both = {}.keys() & {}.keys()", True),
+        ("both = dict(a=1).items() - {}.items()", True),
+        ("broken =", True),
+    ],
+)
+def test_sets_are_found_in_the_users_sources(tmp_path: Path, source: str, expected: bool) -> None:
+    (tmp_path / "beside.py").write_text(source)
+    (tmp_path / "top.py").write_text("import json\ndef train(config):\n    import beside\n")
+    assert has_sets(Entrypoint.parse("top:train", (tmp_path,))) == expected
+    assert has_sets(Entrypoint.parse("beside:train", (tmp_path,))) == expected
+
+
+def test_sets_are_possible_where_the_source_is_not_known(tmp_path: Path) -> None:
+    assert has_sets(Entrypoint.parse("absent:train", (tmp_path,)))
+    assert has_sets(Entrypoint(module="__main__", attribute="f.<locals>.train", pickled=b""))
 
 
 def test_the_content_is_the_users_sources_and_the_versions_of_what_they_import(tmp_path: Path) -> None:
