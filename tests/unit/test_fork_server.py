@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -23,11 +24,11 @@ from tests.builders.waiting import eventually
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
 
 _SCRIPT = """
-import json, os, sys
+import gc, json, os, sys
 found = {
     "words": sys.argv[1:], "folder": os.getcwd(), "environment": dict(os.environ), "parent": os.getppid(),
     "seen": open("/proc/self/environ").read().rstrip(chr(0)).split(chr(0)), "imported": "code" in sys.modules,
-    "oom_score": int(open("/proc/self/oom_score_adj").read()),
+    "oom_score": int(open("/proc/self/oom_score_adj").read()), "collects_every": gc.get_threshold()[0],
 }
 print("begun", flush=True)
 with open(sys.argv[1] + ".draft", "w") as file:
@@ -92,6 +93,7 @@ def test_a_forked_worker_finds_what_it_would_have_found(tmp_path: Path, serve: S
         assert sorted(found["seen"]) == sorted(f"{name}={value}" for name, value in found["environment"].items())
         assert "RUBBERBAND_PADDING" not in found["environment"]
         assert found["oom_score"] == int(Path("/proc/self/oom_score_adj").read_text())
+        assert found["collects_every"] == gc.get_threshold()[0], "as often as in a process of its own"
 
 
 @pytest.mark.by_default(1)

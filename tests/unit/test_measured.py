@@ -303,6 +303,9 @@ def test_delays_of_instances_are_corrected_too() -> None:
         record = InstanceRecord(instance=f"i-{number}", requested_at=0.0, status=InstanceStatus.READY)
         record.running_at, record.ready_at = 90.0, 120.0
         state.instances[record.instance] = record
+    early = InstanceRecord(instance="i-early", requested_at=0.0, status=InstanceStatus.READY)
+    early.running_at, early.ready_at = 0.01, 0.02  # it started before it was asked for, which no later one does
+    state.instances[early.instance] = early
     found = measured(state)
     assert found.offer.provision_delay_s == pytest.approx(90.0)
     assert found.offer.init_delay_s == 30.0

@@ -7,18 +7,28 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rubberband.executor import Entrypoint, ExperimentFolder
 from rubberband.executor.core.job import Job
 from rubberband.executor.training.check_findings import TrialCheck
+from rubberband.planning.feasible import PricesAndQuotas
 from rubberband.running import pace as pacing
+from rubberband.running import starting
+from rubberband.running.laps import Laps
 from rubberband.running.pace import OtherLoad, Pace, paced
+from rubberband.running.starting import RunOptions, Start
 from rubberband.spec.experiment import Experiment
+from rubberband.units import format_instant
 from rubberband.values.profile import Profile
 from tests.builders.plans import plan_job
 
@@ -136,5 +146,70 @@ def test_programs_of_equal_priority_count_as_load() -> None:
         time.sleep(1.0)
         with_one = load.cores()
         busy.kill()
-    assert os.cpu_count() is None or with_one > 0.0
+    cores = os.cpu_count()
+    assert cores is None or 0.0 < with_one < cores + 1.0, "cores, and no ticks of a clock"
     assert before >= 0.0
+
+
+BESIDE = """
+import os, subprocess, sys, time
+from rubberband.executor.training.own_time import own_time
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+    try:
+        began = time.perf_counter(), time.thread_time(), own_time()
+        while time.perf_counter() - began[0] < 1.5: pass
+        ended = time.perf_counter(), time.thread_time(), own_time()
+    finally:
+        other.kill()
+began_s = own_time()
+time.sleep(0.2)
+print(*(after - before for before, after in zip(began, ended)), own_time() - began_s)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="the system counts no time in the queue")
+def test_a_trial_is_timed_without_the_share_of_another_process_on_its_core() -> None:
+    done = subprocess.run([sys.executable, "-c", BESIDE], capture_output=True, text=True, check=True, timeout=60.0)
+    wall_s, cpu_s, own_s, asleep_s = map(float, done.stdout.split())
+    assert cpu_s < 0.8 * wall_s
+    assert cpu_s - 0.05 <= own_s < 0.5 * (cpu_s + wall_s)
+    assert asleep_s == pytest.approx(0.2, abs=0.15), "a wait for data is a cost of the trial"
+
+
+def created(
+    asked: Experiment, pace: Pace | None, home: Path, monkeypatch: pytest.MonkeyPatch, check_s: float = 600.0
+) -> Job:
+    """The job that is run after a check of so long found that pace."""
+    now, jobs, entrypoint = [1_800_000_000.0], list[Job](), Entrypoint.parse("code:train")
+
+    def check(*_: Any, **__: Any) -> Pace | None:
+        now[0] += check_s
+        return pace
+
+    monkeypatch.setattr(starting, "time", SimpleNamespace(time=lambda: now[0]))
+    monkeypatch.setattr(starting, "check_first", check)
+    monkeypatch.setattr(starting, "early_start", lambda *_: nullcontext())
+    monkeypatch.setattr(starting, "create", lambda _folder, made, _spec: jobs.append(made))
+    folder, prices = ExperimentFolder(home=home, name="paced"), PricesAndQuotas()
+    start = Start(asked, entrypoint, folder, RunOptions(), prices, lambda: False, Laps())
+    idle: Any = SimpleNamespace(cores=lambda: 0.0)
+    with ExitStack() as ending:
+        start.create(start.tried(idle, ending))
+    return jobs[0]
+
+
+def test_a_run_is_planned_with_the_level_that_its_check_has_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual_s = created(experiment(), ALONE, tmp_path, monkeypatch).prediction.jct_s
+    slower = created(experiment(), replace(ALONE, iteration_s=0.8), tmp_path, monkeypatch)
+    assert slower.profile.iteration_s(1) == pytest.approx(0.8)
+    assert slower.prediction.jct_s == pytest.approx(2.0 * usual_s, rel=0.1)
+
+
+def test_a_check_brings_a_deadline_nearer_that_is_an_instant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = experiment().model_dump(exclude_unset=True, by_alias=True)
+    at = format_instant(datetime.fromtimestamp(1_800_003_600, UTC))
+    asked = Experiment(**{**words, "constraints": {"deadline": at, "objective": "min_time"}})
+    assert created(asked, None, tmp_path, monkeypatch).deadline_s == pytest.approx(3000.0)

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from rubberband.api.plans.process import planned, question_of
+from rubberband.cloud.clock import elapsed_s
+from rubberband.executor import ExperimentFolder, session
 from rubberband.executor.run.session import _note_starts
 from rubberband.planning.candidates import with_start_times
 from rubberband.planning.feasible import PlanningOptions
@@ -29,6 +31,8 @@ from rubberband.planning.startup_history import (
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import delay_of
 from rubberband.values.profile import FIXED
+from tests.builders.jobs import JOB
+from tests.builders.sessions import run_spec
 
 CODE = "code:train"
 START = StartRecord(entrypoint=CODE, instances=4, provision_s=2.0, init_s=19.0)
@@ -198,3 +202,14 @@ def test_instances_that_began_before_the_run_are_recorded_with_their_whole_start
     assert second is not None
     assert first.provision_s + first.init_s == pytest.approx(5.6)
     assert (second.provision_s, second.init_s) == (3.0, 3.0)
+
+
+def test_a_start_beside_the_check_counts_the_seconds_since_it_began(tmp_path: Path) -> None:
+    folder = ExperimentFolder(home=tmp_path, name="test")
+    job = replace(JOB, offer=replace(JOB.offer, init_delay_s=15.0))
+    session.create(folder, job, run_spec(provider="local", checkpoints=str(folder.checkpoints)))
+    begun: Any = SimpleNamespace(begun_s=elapsed_s() - 30.0)
+    assert session.run(folder, early=begun).outcome == "done"
+    found = start_times(tmp_path, "None", 2)
+    assert found is not None
+    assert found.provision_s + found.init_s == pytest.approx(45.0, abs=5.0)
