@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError
+from rubberband.planner import search
 from rubberband.planner.exact import solver
 from rubberband.planner.exact.model import predict
 from rubberband.spec.schedulers import asha, sha
@@ -56,6 +58,51 @@ def test_no_plan_has_a_size_that_is_not_listed(case, policy):
 )
 def test_no_plan_is_better(case, objective, policy):
     check(case, objective, policy)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(limited_jobs(most_stages=3), st.sampled_from(["min_cost", "min_time"]))
+def test_naive_elastic_has_the_best_plan_of_one_size_of_gangs(case, objective):
+    stages, profile, offer, limits, _ = case
+    points = []
+    for gpus in limits.gang_sizes(offer.slots):
+        try:
+            one_size = replace(limits, min_gpus_per_trial=gpus, max_gpus_per_trial=gpus)
+            found = plan(stages, profile, offer, one_size, "optimal", objective).prediction
+        except InfeasibleError:
+            continue
+        points.append((found.cost_usd, found.jct_s) if objective == "min_cost" else (found.jct_s, found.cost_usd))
+    if not points:
+        with pytest.raises(InfeasibleError):
+            plan(stages, profile, offer, limits, "naive_elastic", objective)
+        return
+    found = plan(stages, profile, offer, limits, "naive_elastic", objective).prediction
+    value = found.cost_usd if objective == "min_cost" else found.jct_s
+    assert value == pytest.approx(min(points)[0], rel=1e-9, abs=1e-5)
+
+
+@settings(max_examples=examples(1000), deadline=None)
+@given(
+    st.lists(st.builds(Stage, trials=st.integers(1, 4), iterations=st.integers(1, 8)), min_size=1, max_size=3),
+    st.sampled_from([0.5, 0.55, 0.8, 1.1]),
+    st.sampled_from([0.0, 15.0]),
+    st.sampled_from([0.0, 0.5, 12.0]),
+    st.sampled_from([1, 2, 4]),
+)
+def test_greedy_leaves_out_no_cluster_that_it_would_start_from(stages, scaling, init_s, head_usd, gpus):
+    profile = Profile(seconds_per_iteration={2**power: 60.0 * scaling**power for power in range(4)})
+    offer = Offer(
+        instance_type="test",
+        gpus=gpus,
+        price_usd_per_hour=3.6,
+        max_instances=16,
+        init_delay_s=init_s,
+        head_price_usd_per_hour=head_usd,
+    )
+    job = stages, profile, offer, PlanningConstraints(max_gpus_per_trial=8), "greedy"
+    found = plan(*job)
+    with mock.patch.object(search, "_least_usd_throughout", return_value=0.0):
+        assert found == plan(*job)
 
 
 @st.composite

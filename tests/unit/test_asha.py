@@ -219,6 +219,18 @@ def test_the_row_beside_is_the_same_whatever_was_asked_before() -> None:
     assert [row(3000.0, slower), row(3000.0), row(7200.0)] == asked[::-1]
 
 
+def test_runs_in_other_worlds_that_are_simulated_together_are_those_simulated_alone() -> None:
+    choice = StagePlan(instances=2, gpus_per_trial=1)
+    profiles = [replace(PROFILE, **{name: cv}) for name in ("trial_cv", "mean_cv") for cv in (0.0, 0.2)]
+    delays = {"init_delay_s": 77.0, "provision_delay_s": 99.0, "price_usd_per_hour": 5.0}
+    offers = [OFFER, *(replace(OFFER, **{name: value}) for name, value in delays.items())]
+    worlds = [(PROFILE, offer) for offer in offers] + [(profile, OFFER) for profile in profiles]
+    for world, found in zip(worlds, asha_samples.simulated_beside(CLIMB, choice, worlds, seed=3), strict=True):
+        runs = asha_samples.Simulations(CLIMB, *world, 3)
+        (alone,) = runs.figures([choice], runs.few)
+        assert found.mean == pytest.approx(alone.mean)
+
+
 def test_threads_that_ask_at_the_same_time_get_the_samples_that_one_gets(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem(brackets=((CLIMB,),), profile=PROFILE, offer=OFFER, constraints=PlanningConstraints())
     choice, meet = [StagePlan(instances=2, gpus_per_trial=1)], threading.Barrier(2)

@@ -16,10 +16,11 @@ from rubberband.api.body import read_experiment
 from rubberband.api.plans import pool
 from rubberband.api.plans.pool import Turns
 from rubberband.api.plans.previews import KnownRequest, Memory, PlanAnswer, Plans, Preview, PreviewOptions
-from rubberband.api.problems import INVALID, MALFORMED, MEDIA, TOO_LONG, UNAVAILABLE, HttpProblem, Kind
+from rubberband.api.problems import INVALID, MALFORMED, MEDIA, NOT_FOUND, TOO_LONG, UNAVAILABLE, HttpProblem, Kind
 from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.api.store import open_store
 from rubberband.api.store.schema import StoredPlan
+from rubberband.planning.startup_history import StartRecord, record
 from rubberband.spec.experiment import Experiment
 from tests.builders.experiment_words import words
 from tests.builders.plan_services import of, preview, served
@@ -46,6 +47,20 @@ def test_a_question_is_planned_once(tmp_path: Path) -> None:
         assert first is second is await plans.option(answers[0].id, "asha")
 
     served(tmp_path, ask, planners=2)
+
+
+def test_a_row_beside_a_plan_is_refused_once_start_times_are_others(tmp_path: Path) -> None:
+    start = StartRecord(entrypoint="code:train", instances=1, provision_s=100.0, init_s=50.0)
+
+    async def ask(plans: Plans) -> None:
+        asked = preview(entrypoint="code:train", resources__provision_delay=None, resources__init_delay=None)
+        answer = await plans.answer(asked, of(asked))
+        record(tmp_path, [start], at=1.0)
+        with pytest.raises(HttpProblem, match="with other prices or start times than today's") as caught:
+            await plans.option(answer.id, "asha")
+        assert caught.value.kind is NOT_FOUND
+
+    served(tmp_path, ask)
 
 
 @pytest.mark.long
