@@ -135,8 +135,11 @@ class LocalProvider(ClusterProvider):
 
     def launch_early(self, instance: str) -> None:
         """Start an instance that is rented from its `launch` on. Raises ProviderError."""
+        with self._mutex:
+            if self._path(instance).exists():  # the run itself was first
+                return
+            self._early.add(instance)
         self.launch(instance)
-        self._early.add(instance)
 
     def describe(self) -> Sequence[InstanceDescription]:
         """Return all instances, living or ended, in the order of launch."""

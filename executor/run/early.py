@@ -79,6 +79,7 @@ class EarlyStart:
             self.fork_server.close()
         for thread in self._threads:
             thread.join(_JOIN_S)
+        self.provider.close()  # of a launch that had begun by then
 
     def _renew(self) -> None:
         while True:

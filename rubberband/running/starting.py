@@ -103,7 +103,7 @@ class Tried:
     profiles: Profiles | None
     """None: they are to be measured."""
     first: tuple[Experiment, Job] | None
-    """What was planned before, if that holds; `lines` say it."""
+    """The plan from before, if that holds; `lines` say it."""
     lines: Sequence[str]
     early: EarlyStart | None
 
@@ -133,7 +133,7 @@ class Start:
     def tried(self, load: OtherLoad, ending: ExitStack) -> Tried:
         """Plan, and try one iteration of the trial; beside that, start what a run on this machine needs.
 
-        What has started ends with `ending`. Raises InfeasibleError and EntrypointError.
+        All that has started ends with `ending`. Raises InfeasibleError and EntrypointError.
         """
         profiles, lines = self.known_profiles(), list[str]()
         first: tuple[Experiment, Job] | None = None

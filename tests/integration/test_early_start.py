@@ -83,16 +83,6 @@ def test_instances_that_started_early_are_paid_from_when_they_are_asked_for(comm
     assert 0.0 <= instance.requested_s <= instance.running_s
 
 
-def test_a_launch_that_is_over_is_left_out_of_the_prediction(command_line: CommandLine) -> None:
-    planned_s = {}
-    for name, words in (("beside", ()), ("alone", ("--no-check",))):
-        short = "search.scheduler.stages=[{trials: 4, iterations: 1}]"
-        command_line("run", "sleepy.yaml", "-s", f"name={name}", "-s", short, *words)
-        planned_s[name] = command_line.result(name).planned_jct_s
-    # provision_delay and init_delay of the file; without a check, some milliseconds of them have passed
-    assert 1.0 < planned_s["alone"] - planned_s["beside"] <= 2.0
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("turn", range(20))
 def test_ctrl_c_at_any_moment_leaves_nothing(command_line: CommandLine, turn: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rubberband.cloud.provider import InstanceDescription, InstanceState
 from rubberband.cloud.ray_head.instance import lock
 from rubberband.errors import ProviderError
 from rubberband.executor import ExperimentFolder
@@ -27,6 +28,8 @@ class Machine:
     device: str = "cpu"
     breaks: bool = False
     asked: list[str] = field(default_factory=list)
+    states: tuple[InstanceState, ...] = ()
+    """Of its instances."""
     leases: list[tuple[float, float]] = field(default_factory=list)
     """Instant and length of each lease."""
     is_forking: bool = True
@@ -41,6 +44,12 @@ class Machine:
     def renew_lease(self, until: float) -> None:
         now = self.clock()
         self.leases.append((now, until - now))
+
+    def describe(self) -> list[InstanceDescription]:
+        return [
+            InstanceDescription(instance=f"i-{number}", experiment="test", state=state, requested_at=0.0)
+            for number, state in enumerate(self.states)
+        ]
 
     def close(self) -> None:
         if self.breaks:
@@ -99,6 +108,24 @@ def test_real_gpus_are_left_to_the_check(
     with early.early_start(folder, run_spec(), JOB):
         eventually(lambda: len(machine.asked) == len(expected), "what starts")
     assert sorted(machine.asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("states", "left_s"), [(("running", "running"), 0.0), (("running", "pending"), 26.0), ((), 30.0)]
+)
+def test_a_prediction_leaves_out_what_has_passed_of_the_launch(
+    machine: Machine, folder: ExperimentFolder, monkeypatch: pytest.MonkeyPatch, states: Any, left_s: float
+) -> None:
+    stage = StagePrediction(start_s=0.0, provisioning_s=30.0, duration_s=100.0, cost_usd=1.0, slots=1)
+    job = replace(JOB, prediction=Prediction(jct_s=130.0, cost_usd=1.0, stages=(stage,)))
+    machine.states = states
+    with early.early_start(folder, run_spec(), JOB) as begun:
+        assert begun is not None
+        monkeypatch.setattr(early, "elapsed_s", lambda: begun.begun_s + 4.0)
+        found = begun.ahead(job)
+    assert found.prediction.stages[0].provisioning_s == pytest.approx(left_s)
+    assert found.prediction.jct_s == pytest.approx(left_s + 100.0)
+    assert found.plan == job.plan
 
 
 def test_a_killed_start_is_removed_and_a_living_one_stays(folder: ExperimentFolder) -> None:
