@@ -6,7 +6,7 @@ logs work as usual. It forks only if that is safe: no thread may hold a lock, an
 on other systems than Linux, workers start on their own. It ends with the driver, without its workers.
 
 Functions in gangs have processes of their own, which a worker asks for (`guarded_process.py` of training). They are
-forked as well, below a guard, if their imports would have found the same in a process of their own (`_Imports`).
+forked as well, below a guard, if their imports would have found the same in a process of their own (`imports.py`).
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ import socket
 import struct
 import subprocess
 import sys
-import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Any
 
 from rubberband.cloud.ray_head import ray_node
 from rubberband.cloud.ray_head.instance import DIRECTORY_TAG, EXPERIMENT_TAG, INSTANCE_TAG
 from rubberband.cloud.ray_head.worker_start import FORK_SERVER, FORKED, READY, peer_uid
 from rubberband.errors import EntrypointError
+from rubberband.executor.ray.imports import Imports
 from rubberband.executor.training import guard
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.trial import Device
@@ -142,28 +141,35 @@ class ForkServer:
 def main() -> None:
     """Run the server; in a forked process, run the worker."""
     entrypoint: Entrypoint | None = pickle.load(sys.stdin.buffer)
-    _end_with_driver()
+    driver = os.dup(0)
+    with open(os.devnull) as nothing:  # a module that reads its input would wait for the driver's end
+        os.dup2(nothing.fileno(), 0)
+    _end_with_driver(driver)
     if entrypoint is not None:
         entrypoint.environment.put()
-    imports, thresholds = _Imports(), gc.get_threshold()
+    imports, thresholds = Imports("" if entrypoint is None else entrypoint.module), gc.get_threshold()
     gc.set_threshold(_COLLECT_EVERY)
     with socket.socket(fileno=int(sys.argv[1])) as listener:
         with imports:
             if not _import(entrypoint):
                 return
+        if imports.binding:
+            print(f"workers start on their own: {imports.binding}", flush=True)
+            return
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers are not waited for
         gc.freeze()
         gc.set_threshold(*thresholds)
-        order = _serve(listener, imports)
+        order = _serve(listener, driver, imports)
     if order is not None:
+        os.close(driver)
         _become(order, imports)
 
 
-def _end_with_driver() -> None:
-    """Let the kernel end this process when the driver is gone, also during an import."""
-    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)  # SIGIO at the end of the pipe
-    if select.select([0], [], [], 0.0)[0]:
+def _end_with_driver(driver: int) -> None:
+    """Let the kernel end this process when the driver is gone, at the pipe's other end, also during an import."""
+    fcntl.fcntl(driver, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(driver, fcntl.F_SETFL, fcntl.fcntl(driver, fcntl.F_GETFL) | os.O_ASYNC)  # SIGIO at its end
+    if select.select([driver], [], [], 0.0)[0]:
         sys.exit()
 
 
@@ -216,12 +222,12 @@ def _cuda_refuses_a_fork() -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
 
 
-def _serve(listener: socket.socket, imports: _Imports) -> Mapping[str, Any] | None:
+def _serve(listener: socket.socket, driver: int, imports: Imports) -> Mapping[str, Any] | None:
     """Fork workers until the driver is gone (None); in a worker, return its order."""
     signal.signal(signal.SIGIO, signal.SIG_IGN)
     while True:
-        readable = select.select([0, listener.fileno()], [], [])[0]
-        if 0 in readable:
+        readable = select.select([driver, listener.fileno()], [], [])[0]
+        if driver in readable:
             return None
         connection, _ = listener.accept()
         with connection, contextlib.suppress(OSError, ValueError, KeyError):
@@ -230,7 +236,7 @@ def _serve(listener: socket.socket, imports: _Imports) -> Mapping[str, Any] | No
                 return order
 
 
-def _take(connection: socket.socket, imports: _Imports) -> Mapping[str, Any] | None:
+def _take(connection: socket.socket, imports: Imports) -> Mapping[str, Any] | None:
     """Fork the requested worker; in the worker, return its order."""
     if peer_uid(connection) != os.getuid():
         return None
@@ -273,7 +279,7 @@ def _environment_place() -> tuple[int, int]:
     return begin, end
 
 
-def _become(order: Mapping[str, Any], imports: _Imports) -> None:
+def _become(order: Mapping[str, Any], imports: Imports) -> None:
     """Continue as the worker, or as the guard of a function's process."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN if order["ignores_children"] else signal.SIG_DFL)
@@ -292,7 +298,7 @@ def _become(order: Mapping[str, Any], imports: _Imports) -> None:
         os._exit(0)  # what the imports do in the end is for the function's process
 
 
-def _call(order: Mapping[str, Any], imports: _Imports) -> None:
+def _call(order: Mapping[str, Any], imports: Imports) -> None:
     """Run the module at the end of a function's command line, as `python -m` does."""
     _take_over(imports.added_to(order["environment"]))
     imports.go_on()
@@ -315,114 +321,6 @@ def _take_over(environment: Mapping[str, str]) -> None:
     content = _block({name: environment[name] for name in (*os.environ, *environment) if name in environment})
     begin, end = _environment_place()
     ctypes.memmove(begin, content.ljust(end - begin, b"\0"), end - begin)
-
-
-# What a module finds in its process while it is imported: may the process of another environment be forked from it?
-
-_INTERPRETER = ("GLIBC_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OPENBLAS_", "PYTHON")
-"""Beginnings of variables that count before any import."""
-_AS_GIVEN = {"PYTHONBREAKPOINT", "PYTHONUNBUFFERED", "PYTORCH_NVML_BASED_CUDA_CHECK"}
-"""Variables that are read later, whose effect this process has in any case, or that change nothing else."""
-_THREADS, _GPUS, _COMPILERS = "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_COMPILE_THREADS"
-_OF_PREFIX = {"fsspec.config", "tqdm.utils"}
-"""Modules that go through all variables for those that begin with their own name."""
-_RANKS = {
-    "lightning.fabric.utilities.rank_zero": "RANK",
-    "lightning_fabric.utilities.rank_zero": "RANK",
-    "torchmetrics.utilities.prints": "LOCAL_RANK",
-}
-"""Modules that take the rank of `rank_zero_only` from a variable at their import, which can be put later."""
-_VIEWS = {"_collections_abc", "collections.abc", "os"}
-
-
-class _Imports:
-    """Notes the variables that imports read and set while it is entered, and what else binds them to this process."""
-
-    def __init__(self) -> None:
-        self._before = dict(os.environ)
-        self._read = set[str]()
-        self._set: dict[str, str] = {}
-        self._binding = ""
-        """Why no function's process may be forked."""
-        self._said = set[str]()
-
-    def __enter__(self) -> Self:
-        self._files = _open_files()
-        read = self._read
-
-        class Noting(os._Environ):  # type: ignore[type-arg]
-            def __getitem__(self, name: str) -> str:
-                if _reader() not in {*_OF_PREFIX, *_RANKS}:
-                    read.add(name)
-                return str(super().__getitem__(name))
-
-            def __iter__(self) -> Iterator[str]:
-                if _reader() not in _OF_PREFIX:
-                    read.add("")
-                return super().__iter__()
-
-        os.environ.__class__ = Noting
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.environ.__class__ = os._Environ
-        self._set = {name: value for name, value in os.environ.items() if self._before.get(name) != value}
-        finalizers: Any = weakref.finalize
-        if "" in self._read:
-            self._binding = "its module goes through all variables at its import"
-        elif _open_files() - self._files:
-            self._binding = "its module leaves a file open"
-        elif any(getattr(info.func, "__self__", None) is TemporaryDirectory for info in finalizers._registry.values()):
-            self._binding = "its module makes a temporary folder"
-
-    def suit(self, environment: Mapping[str, str]) -> bool:
-        """Whether the imports would have found the same in a process of that environment; says once why not."""
-        why = self._binding or self._difference(environment)
-        if why and why not in self._said:
-            self._said.add(why)
-            print(f"a function starts on its own: {why}")
-        return not why
-
-    def _difference(self, environment: Mapping[str, str]) -> str:
-        names = {name for name in {*self._before, *environment} if name.startswith(_INTERPRETER)}
-        for name in sorted((self._read | names) - _AS_GIVEN - {_THREADS, _COMPILERS}):
-            before, there = self._before.get(name), environment.get(name)
-            if name == _GPUS and before and there and before.count(",") == there.count(","):
-                continue
-            if there != before and (there is None or there != self._set.get(name)):
-                return f"{name} differs, which counts at its import"
-        return "" if environment.get(_THREADS, "1").isdecimal() else f"{_THREADS} is no number"
-
-    def added_to(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return an environment with the variables that the imports have set."""
-        return {**environment, **self._set}
-
-    def go_on(self) -> None:
-        """Put in a forked process what the imports have taken from variables that it has otherwise."""
-        torch: Any = sys.modules.get("torch")
-        threads = os.environ.get(_THREADS, "1")
-        if torch is not None and threads != self._before.get(_THREADS):
-            torch.set_num_threads(int(threads))
-        inductor: Any = sys.modules.get("torch._inductor.config")
-        compilers = os.environ.get(_COMPILERS, "")
-        if inductor is not None and compilers.isdecimal():
-            inductor.compile_threads = int(compilers)
-        for name, variable in _RANKS.items():
-            module: Any = sys.modules.get(name)
-            if module is not None:
-                module.rank_zero_only.rank = int(os.environ.get(variable, "0"))
-
-
-def _reader() -> str:
-    """Return the name of the module that reads a variable."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__") in _VIEWS:
-        frame = frame.f_back
-    return str(frame.f_globals.get("__name__"))
-
-
-def _open_files() -> set[str]:
-    return set(os.listdir("/proc/self/fd"))
 
 
 if __name__ == "__main__":

@@ -199,6 +199,7 @@ class SlotWorker:
         """Import everything that training needs, which is most of a cold start."""
         from rubberband.executor.training.run import warm_up
 
+        del sys.argv[1:]  # Ray's, which a trial that parses arguments must not find
         self._entrypoint.environment.put()
         os.environ.update(worker_settings(os.environ, device, slots_on_machine))
         if device == "cuda" and "OMP_NUM_THREADS" not in self._entrypoint.environment.variables:

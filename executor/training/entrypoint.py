@@ -118,12 +118,19 @@ class Entrypoint:
         return cls(module=module, attribute=attribute, search_path=search_path, pickled=pickled)
 
     def load(self) -> Target:
-        """Import the target; the search path stays on `sys.path`, for later imports. Raises EntrypointError."""
+        """Import the target; the search path stays on `sys.path`, for later imports. Raises EntrypointError.
+
+        Its module finds no arguments: this process's own ones are none of the trial's.
+        """
         if self.command is not None:
             return self.command
         sys.path[:0] = [folder for folder in self.search_path if folder not in sys.path]
         importlib.invalidate_caches()
-        target = self._import() if self.pickled is None else self._unpickle(self.pickled)
+        arguments, sys.argv = sys.argv, sys.argv[:1]
+        try:
+            target = self._import() if self.pickled is None else self._unpickle(self.pickled)
+        finally:
+            sys.argv = arguments
         return _check_target(target, str(self))
 
     def check(
@@ -553,7 +560,7 @@ class _Places:
         """Whether a module belongs to an installed package, whose version stands for its source."""
         spec = self._spec(top)
         places = [Path(spec.origin)] if spec is not None and spec.origin else self._folders(top)
-        return any(_is_installed(place) for place in places)
+        return any(is_installed(place) for place in places)
 
     def version(self, top: str) -> str:
         """Return the version of an installed module, or when it was installed if its package has another name."""
@@ -579,7 +586,7 @@ class _Places:
         return None
 
 
-def _is_installed(place: Path) -> bool:
+def is_installed(place: Path) -> bool:
     if {"site-packages", "dist-packages"} & set(place.parts):
         return True
     return any(place.is_relative_to(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))

@@ -28,7 +28,7 @@ HEAD = """
     from pathlib import Path
     import rubberband
 
-    IMPORTED_BY = os.getpid()
+    IMPORTED_BY = int(os.readlink("/proc/self"))  # os.getpid() would bind it to its process
     HERE = Path(__file__).parent
 """
 FINDS = """

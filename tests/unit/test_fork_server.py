@@ -107,6 +107,14 @@ def test_a_forked_worker_finds_what_it_would_have_found(tmp_path: Path, serve: S
         pytest.param("import ray\n" + _TRAIN, id="Ray is imported"),
         pytest.param("raise ValueError('no')", id="it cannot be imported"),
         pytest.param("import os\nos._exit(1)", id="it ends the process"),
+        pytest.param("FILE = open(__file__)\n" + _TRAIN, id="a file is open, and its place would be shared"),
+        pytest.param("import os\nos.chdir('/')\n" + _TRAIN, id="its folder would be another"),
+        pytest.param(
+            "import numpy\nDRAWS = numpy.random.default_rng()\n" + _TRAIN, id="NumPy's generator would be shared"
+        ),
+        pytest.param("import random\nDRAWS = random.Random()\n" + _TRAIN, id="Python's generator would be shared"),
+        pytest.param("import uuid\nNAME = uuid.uuid4()\n" + _TRAIN, id="a name would be shared"),
+        pytest.param("import tempfile\nFOLDER = tempfile.mkdtemp()\n" + _TRAIN, id="a folder would be shared"),
     ],
 )
 def test_a_worker_starts_on_its_own_where_it_must_not_be_forked(tmp_path: Path, serve: Serve, source: str) -> None:
@@ -116,7 +124,7 @@ def test_a_worker_starts_on_its_own_where_it_must_not_be_forked(tmp_path: Path, 
 
 _STAND_IN = """
 import os, sys, types
-server = os.getpid()
+server = os.readlink("/proc/self")
 cuda = types.SimpleNamespace(is_initialized=lambda: False, _is_in_bad_fork=lambda: {refuses})
 sys.modules["torch"] = types.SimpleNamespace(cuda=cuda, __spec__=None)
 sys.modules["torch._dynamo"] = types.ModuleType("torch._dynamo")
@@ -126,7 +134,7 @@ sys.modules["torch._dynamo"] = types.ModuleType("torch._dynamo")
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     ("refuses", "forks"),
-    [("os.getpid() != server", False), ("False", True), ("cuda.of_another_version", False)],
+    [('os.readlink("/proc/self") != server', False), ("False", True), ("cuda.of_another_version", False)],
     ids=["it does", "it does not", "it cannot say"],
 )
 def test_a_worker_starts_on_its_own_where_torch_refuses_cuda_after_a_fork(
@@ -149,6 +157,30 @@ def test_imports_find_one_gpu_or_none_and_do_not_begin_to_use_it(
     assert found["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
     assert found["OMP_NUM_THREADS"] == "1"
     assert found["DATA"] == "/data", "a variable of resources.env"
+
+
+@pytest.mark.by_default(1)
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import numpy, random\nnumpy.random.default_rng(7), random.Random(7)\nnumpy.random.seed(7)\nrandom.seed(7)\n",
+        "import logging, tempfile\nlogging.warning('a line')\nFOLDER = tempfile.gettempdir()\n",
+        "FILE = open('/dev/null')\n",
+    ],
+    ids=["seeded generators", "a line and a name", "a device"],
+)
+def test_a_worker_is_forked_where_it_would_have_drawn_and_opened_the_same(
+    tmp_path: Path, serve: Serve, source: str
+) -> None:
+    serve(source + _TRAIN)
+    assert worker(tmp_path)["imported"]
+
+
+def test_a_module_finds_no_input_and_no_arguments(tmp_path: Path, serve: Serve) -> None:
+    seen = tmp_path / "seen"
+    serve(f"import sys\nopen({str(seen)!r}, 'w').write(repr([sys.stdin.read(), sys.argv[1:]]))\n{_TRAIN}")
+    assert worker(tmp_path)["imported"]
+    assert seen.read_text() == "['', []]"
 
 
 def test_a_forked_worker_has_the_variables_that_the_trial_s_module_sets(tmp_path: Path, serve: Serve) -> None:
