@@ -11,7 +11,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -22,6 +22,7 @@ from rubberband.errors import EntrypointError
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import TrialFailure, describe
 from rubberband.executor.training.guarded_process import GuardedProcess
+from rubberband.executor.training.reporting import short
 from rubberband.executor.training.run import preload
 from rubberband.executor.training.segment import Segment, SegmentFailure
 from rubberband.values.environment import HASH_SEED
@@ -151,7 +152,8 @@ class FreshServer(TrainServer):
         self._given = entrypoint, train, limit_s
         self._folder = tempfile.TemporaryDirectory(prefix="rubberband-")
         address = str(Path(self._folder.name, "orders"))
-        self._listener = Listener(address, "AF_UNIX")
+        self._ending = ExitStack()
+        self._listener = Listener(self._ending.enter_context(short(address)), "AF_UNIX")  # which its end needs
         environment = os.environ | {HASH_SEED: entrypoint.environment.hash_seed, _ADDRESS: address}
         environment.pop(_NO_COMPILING, None)  # a fork server has none
         words = [sys.executable, "-P", "-m", __name__]
@@ -169,6 +171,7 @@ class FreshServer(TrainServer):
     def close(self) -> None:
         self._fresh.end()
         self._listener.close()
+        self._ending.close()
         self._folder.cleanup()
 
 
@@ -191,7 +194,7 @@ def compile_nothing() -> None:
 def serve_fresh() -> None:
     """Train what the process asks for that started this one; nothing is compiled."""
     compile_nothing()
-    with Client(os.environ.pop(_ADDRESS), "AF_UNIX") as orders:
+    with short(os.environ.pop(_ADDRESS)) as name, Client(name, "AF_UNIX") as orders:
         _serve(orders, *orders.recv())
 
 

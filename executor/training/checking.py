@@ -48,6 +48,7 @@ from rubberband.executor.training.failures import (
 from rubberband.executor.training.guarded_process import GuardedProcess
 from rubberband.executor.training.kinds import kind_of
 from rubberband.executor.training.own_time import own_time
+from rubberband.executor.training.reporting import short
 from rubberband.executor.training.run import close_all, make_runner
 from rubberband.executor.training.runner import FunctionRunner, Runner
 from rubberband.executor.training.segment import Segment
@@ -102,7 +103,8 @@ def check(
     environment[HASH_SEED] = own.hash_seed if forks else "2" if own.hash_seed == "1" else "1"
     shown = (1, 2) if output is None else (output if isinstance(output, int) else output.fileno(),) * 2
     with tempfile.TemporaryDirectory(prefix="rubberband-") as folder, socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address := str(Path(folder, "check")))
+        with short(address := str(Path(folder, "check"))) as name:
+            listener.bind(name)
         listener.listen()
         environment[_ADDRESS] = address
         process = GuardedProcess(
@@ -479,7 +481,8 @@ def main() -> None:
     compile_nothing()
     order: CheckOrder
     with socket.socket(socket.AF_UNIX) as line:
-        line.connect(os.environ.pop(_ADDRESS))
+        with short(os.environ.pop(_ADDRESS)) as name:
+            line.connect(name)
         with line.makefile("rb") as file:
             order, limit_s = pickle.load(file)
         until = time.monotonic() + limit_s

@@ -191,9 +191,15 @@ def report_to_worker(metrics: Mapping[str, Any], checkpoint: Any, *, ended: bool
         raise SystemExit("rubberband: the segment of this trial is over")
 
 
+_LONGEST = 103
+
+
 @contextmanager
 def short(path: str) -> Iterator[str]:
-    """Yield another name of a socket's path: names of sockets have at most 107 bytes, and TMPDIR may have more."""
+    """Yield a name of a socket's path with at most 103 bytes, the most that macOS allows: TMPDIR may have more."""
+    if len(os.fsencode(path)) <= _LONGEST:
+        yield path
+        return
     folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"

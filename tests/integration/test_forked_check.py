@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -51,7 +52,9 @@ HEAD = """
             if (HERE / "harm").exists():
                 exec((HERE / "harm").read_text())
 """
+ROOT = Path(__file__).parents[2]
 LIMIT_S = 60.0
+DIGITS = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
 
 
 class Checked:
@@ -92,6 +95,23 @@ def checked(tmp_path: Path) -> Iterator[Checked]:
     yield found
     if found.server is not None:
         found.server.close()
+
+
+def test_a_long_folder_for_temporary_files_does_not_stop_a_check(
+    checked: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = checked.folder / ("long" * 40)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    segment = replace(SEGMENT, metric="accuracy", config=DIGITS, until_iterations=1, max_iterations=4)
+    order = CheckOrder(entrypoint=Entrypoint.parse("examples.digits:DigitsTrial", [ROOT]), segment=segment, max_gpus=1)
+    with open(checked.folder / "output", "wb") as output:
+        found = check(order, limit_s=LIMIT_S, output=output)
+    assert found.is_finished
+    assert not found.problems
+    assert not found.remarks
+    assert "restart" in found.seconds, "a second process has trained"
 
 
 @pytest.mark.parametrize(
