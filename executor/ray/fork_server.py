@@ -33,7 +33,7 @@ from typing import Any
 
 from rubberband.cloud.ray_head import ray_node
 from rubberband.cloud.ray_head.instance import DIRECTORY_TAG, EXPERIMENT_TAG, INSTANCE_TAG
-from rubberband.cloud.ray_head.worker_start import FORK_SERVER, FORKED, READY, peer_uid
+from rubberband.cloud.ray_head.worker_start import FORK_SERVER, FORKED, READY, is_ready, peer_uid
 from rubberband.errors import EntrypointError
 from rubberband.executor.ray.imports import Imports
 from rubberband.executor.training import guard
@@ -116,6 +116,11 @@ class ForkServer:
         pickle.dump(entrypoint, self._process.stdin)
         self._process.stdin.flush()
         write_atomically(self._directory / FORK_SERVER, name.encode(), durable=False)
+
+    def forks(self) -> bool:
+        """Whether its imports are over, and workers can be forked."""
+        looks = iter((True, False))
+        return is_ready(self._directory, lambda: next(looks))
 
     def close(self) -> None:
         """End it. Idempotent."""

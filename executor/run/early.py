@@ -58,12 +58,15 @@ class EarlyStart:
     def ahead(self, job: Job) -> Job:
         """Return the job whose prediction leaves out what has passed of its first launch: all, once its instances run.
 
-        Its plan counts the launch as whole, as those of later stages are.
+        Its plan counts the launch as whole, as those of later stages are. A launch lasts until the trial is imported,
+        which workers that cannot be forked do only then.
         """
         instances = self.provider.describe()
         is_up = all(each.state == "running" for each in instances)
+        if not instances or (is_up and not self.fork_server.forks()):
+            return job
         passed_s = math.inf if is_up else elapsed_s() - self.begun_s
-        return replace(job, prediction=job.prediction.ahead(passed_s)) if instances else job
+        return replace(job, prediction=job.prediction.ahead(passed_s))
 
     def hand_over(self) -> tuple[ClusterProvider, ForkServer]:
         """Return what a run takes over; from now on that renews the leases."""

@@ -83,6 +83,14 @@ def test_instances_that_started_early_are_paid_from_when_they_are_asked_for(comm
     assert 0.0 <= instance.requested_s <= instance.running_s
 
 
+def test_a_launch_is_not_over_where_workers_have_to_import_the_trial(command_line: CommandLine) -> None:
+    with (command_line.folder / "sleepy.py").open("a") as file:
+        file.write("\n\nFILE = open(__file__)  # a fork would share its place\n")
+    short = "search.scheduler.stages=[{trials: 4, iterations: 1}]"
+    command_line("run", "sleepy.yaml", "-s", short)
+    assert command_line.result().planned_jct_s > 2.0, "provision_delay and init_delay of the file"
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("turn", range(20))
 def test_ctrl_c_at_any_moment_leaves_nothing(command_line: CommandLine, turn: int) -> None:

@@ -33,6 +33,8 @@ class Machine:
     leases: list[tuple[float, float]] = field(default_factory=list)
     """Instant and length of each lease."""
     is_forking: bool = True
+    forks: bool = True
+    """Whether the trial is imported, and workers can be forked."""
     clock: Callable[[], float] = time.monotonic
 
     def ensure_head(self) -> None:
@@ -63,7 +65,7 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine()
     monkeypatch.setattr(early, "open_provider", lambda request: made)
-    server = type("Server", (), {"close": lambda self: made.end_forks()})
+    server = type("Server", (), {"close": lambda self: made.end_forks(), "forks": lambda self: made.forks})
     monkeypatch.setattr(early, "fork_server_of", lambda *_: server())
     monkeypatch.setattr(early, "_import", lambda: None)
     return made
@@ -111,14 +113,20 @@ def test_real_gpus_are_left_to_the_check(
 
 
 @pytest.mark.parametrize(
-    ("states", "left_s"), [(("running", "running"), 0.0), (("running", "pending"), 26.0), ((), 30.0)]
+    ("states", "forks", "left_s"),
+    [
+        (("running", "running"), True, 0.0),
+        (("running", "running"), False, 30.0),
+        (("running", "pending"), True, 26.0),
+        ((), True, 30.0),
+    ],
 )
 def test_a_prediction_leaves_out_what_has_passed_of_the_launch(
-    machine: Machine, folder: ExperimentFolder, monkeypatch: pytest.MonkeyPatch, states: Any, left_s: float
+    machine: Machine, folder: ExperimentFolder, monkeypatch: pytest.MonkeyPatch, states: Any, forks: bool, left_s: float
 ) -> None:
     stage = StagePrediction(start_s=0.0, provisioning_s=30.0, duration_s=100.0, cost_usd=1.0, slots=1)
     job = replace(JOB, prediction=Prediction(jct_s=130.0, cost_usd=1.0, stages=(stage,)))
-    machine.states = states
+    machine.states, machine.forks = states, forks
     with early.early_start(folder, run_spec(), JOB) as begun:
         assert begun is not None
         monkeypatch.setattr(early, "elapsed_s", lambda: begun.begun_s + 4.0)
