@@ -62,9 +62,9 @@ class EarlyStart:
         which workers that cannot be forked do only then.
         """
         instances = self.provider.describe()
-        is_up = all(each.state == "running" for each in instances)
-        if not instances or (is_up and not self.fork_server.forks()):
+        if not instances or not self.fork_server.forks():
             return job
+        is_up = all(each.state == "running" for each in instances)
         passed_s = math.inf if is_up else elapsed_s() - self.begun_s
         return replace(job, prediction=job.prediction.ahead(passed_s))
 

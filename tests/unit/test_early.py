@@ -118,6 +118,7 @@ def test_real_gpus_are_left_to_the_check(
         (("running", "running"), True, 0.0),
         (("running", "running"), False, 30.0),
         (("running", "pending"), True, 26.0),
+        (("running", "pending"), False, 30.0),
         ((), True, 30.0),
     ],
 )
