@@ -34,6 +34,8 @@ class CheckOrder:
     """Parameters that are true or false, which the program may read as other words."""
     device_id: str = ""
     """The GPU in CUDA_VISIBLE_DEVICES; empty: the CPU."""
+    is_timed: bool = False
+    """Whether a few more iterations are trained to know how long one takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,8 @@ _CONTINUED_S = 5.0
 _REPEATED_S = 60.0
 """One worker is restarted in a fresh process if an import, three set-ups and an iteration take no longer than this, and
 than half of the time that is left."""
+_TIMED, _TIMED_S = 3, 0.6
+"""Further iterations that are timed, and the seconds after which none begins."""
 _LOOK_S = 0.2
 _ADDRESS = "RUBBERBAND_CHECK_ORDER"
 """Variable: where the process that has the order listens."""
@@ -310,6 +312,8 @@ class StepwiseCheck:
             if not self._found.problems and (is_function or is_short):
                 with self._step("continue"), suppress(TrainingEnded):
                     found = runner.iterate(2)
+                if self._order.is_timed:
+                    self._time(runner, segment)
         finally:
             close_all(resources, segment)
         if isinstance(runner, FunctionRunner) and "continue" in self._found.seconds:
@@ -318,6 +322,20 @@ class StepwiseCheck:
             self._found.resumes, self._found.restart = judged.resumes, judged.line
             self._found.remarks += [judged.remark] if judged.remark else []
             self._found.problems += [TrialFault(line=f"continue: {judged.problem}")] if judged.problem else []
+
+    def _time(self, runner: Runner, segment: Segment) -> None:
+        """Train on as a run does, with checkpoints: what the run starts beside the check slows its first iterations."""
+        took, until = list[tuple[float, float]](), time.monotonic() + _TIMED_S
+        for iterations in range(3, 3 + _TIMED):
+            if runner.ended or iterations > (segment.max_iterations or iterations) or time.monotonic() > until:
+                break
+            with self._step("continue"), suppress(TrainingEnded):
+                metrics = runner.iterate(iterations)
+                if runner.saves_after(iterations):
+                    _written(runner.dump(iterations, metrics))
+            took.append(self._found.own["continue"])
+        if took:
+            self._found.own["continue"] = sorted(took)[len(took) // 2]
 
     def _fork(self, segment: Segment, payload: bytes) -> None:
         """Continue from the checkpoint with another configuration, as a trial does that takes over another's."""

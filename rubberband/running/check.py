@@ -294,6 +294,7 @@ def _checked(
                 extremes=() if quick else extremes(experiment.search.space),
                 booleans=tuple(name for name in booleans if name not in known),
                 forks=_forks(experiment, configuration),
+                is_timed=fork_server is not None,
             )
             left_s = max(1.0, until - time.monotonic())
             found = check(order, limit_s=left_s, output=output, cancelled=cancelled, fork_server=fork_server)
