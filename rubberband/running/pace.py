@@ -22,6 +22,8 @@ MOST_OFF = 0.15
 """Share by which the measured level may differ from the profile's."""
 _LEAST_STARTUP_S = 0.05
 _LEAST_WINDOW_S = 0.1
+_RUN_CORES = 0.08
+"""Cores that the driver and Ray's processes keep busy during a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ class Pace:
 
         `others`: cores that other programs keep busy.
         """
-        busy, wanted = min(1.0, self.cores), workers * self.cores
+        busy, wanted = min(1.0, self.cores), workers * self.cores + _RUN_CORES
         # A container's quota is its own; others load the processors, of which it may see more.
         shortage = max(1.0, wanted / cores(), (wanted + others) / processors())
         return 1.0 - busy + busy * shortage

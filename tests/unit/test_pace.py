@@ -40,6 +40,7 @@ ALONE = Pace(iteration_s=0.4, cores=1.0, startup_s=0.0)
 def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pacing, "cores", lambda: 2)
     monkeypatch.setattr(pacing, "processors", lambda: 2)
+    monkeypatch.setattr(pacing, "_RUN_CORES", 0.0)
 
 
 def experiment(trials: int = 64, **resources: object) -> Experiment:
@@ -94,6 +95,13 @@ def test_workers_share_cores_as_far_as_there_are_too_few(monkeypatch: pytest.Mon
     assert (ALONE.beside(4, 0.0), ALONE.beside(2, 30.0)) == (2.0, 1.0), "a container's quota is its own"
     monkeypatch.setattr(pacing, "cores", lambda: 1)
     assert (ALONE.beside(1, 0.0), ALONE.beside(2, 0.0)) == (1.0, 2.0)
+
+
+def test_the_driver_and_ray_take_their_share_where_workers_take_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "_RUN_CORES", 0.1)
+    assert (ALONE.beside(1, 0.0), ALONE.beside(2, 0.0)) == (1.0, pytest.approx(1.05))
+    monkeypatch.setattr(pacing, "cores", lambda: 1)
+    assert ALONE.beside(1, 0.0) == pytest.approx(1.1)
 
 
 @given(st.floats(0.01, 100.0), st.floats(0.0, 4.0), st.floats(0.0, 8.0))
