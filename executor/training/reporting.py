@@ -212,7 +212,11 @@ def _connection() -> socket.socket:
     if connection is None:
         with short(os.environ[LINE]) as path:
             connection = socket.socket(socket.AF_UNIX)
-            connection.connect(path)
+            try:
+                connection.connect(path)
+            except OSError:
+                connection.close()
+                raise
         _connections[os.getpid()] = connection
     return connection
 
