@@ -587,6 +587,7 @@ class _Places:
 
 
 def is_installed(place: Path) -> bool:
+    """Whether a file or folder is of an installed package or of Python itself."""
     if {"site-packages", "dist-packages"} & set(place.parts):
         return True
     return any(place.is_relative_to(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))

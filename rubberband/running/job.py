@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from rubberband.cloud.catalogue import boot_timeouts, types_of
 from rubberband.executor.core.job import Job, brackets_of
@@ -13,9 +12,6 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.program import Program
 from rubberband.values.plan import Spent
 from rubberband.values.profile import Profile
-
-if TYPE_CHECKING:
-    pass
 
 START_ATTEMPTS = 3
 """A run stops buying for now after this number of instances in a row that never became ready."""

@@ -30,7 +30,7 @@ from rubberband.running.estimating import experiment_of
 from rubberband.running.laps import Laps
 from rubberband.running.pace import OtherLoad
 from rubberband.running.profile_cache import Announce
-from rubberband.running.starting import RunOptions, Start, View, announce_device, find_entrypoint
+from rubberband.running.starting import RunOptions, Start, View, announce_device, find_entrypoint, is_here
 from rubberband.running.warm_start import warm_started
 from rubberband.spec.experiment import Experiment, entrypoint_words
 from rubberband.units import shown
@@ -188,14 +188,14 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
         prices = cloud_prices_and_quotas(experiment, folder.home, options.announce)
         require_rate(experiment, folder.home, prices.table)
         laps.lap("prices and quotas" if resources.kind.is_elsewhere else "plan")
-        is_here, entrypoint = resources.kind.is_this_machine and resources.pool is None, None
-        if is_here:  # it is imported once the rest has begun to start, by the check in a process of its own
+        entrypoint = None
+        if is_here(experiment):  # it is imported once the rest has begun to start, by the check in a process of its own
             entrypoint = named_entrypoint(experiment, options.search_path)
         elif not resources.kind.is_simulated:
             options.step(f"importing {entrypoint_words(experiment.entrypoint)}")
             entrypoint = find_entrypoint(experiment, options.search_path, prices.table, experiment.loaded_profiles())
         announce_device(experiment, options.announce)
-        laps.lap("plan" if is_here else "import of the trial")
+        laps.lap("plan" if is_here(experiment) else "import of the trial")
         with cancel_on_signals() as cancelled, ExitStack() as ending:
             start = Start(experiment, entrypoint, folder, options, prices, cancelled, laps)
             tried = start.tried(load, ending)

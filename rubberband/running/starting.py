@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rubberband.cloud.catalogue import Table
 from rubberband.cloud.clock import elapsed_s
@@ -44,9 +43,6 @@ from rubberband.spec.experiment import Experiment
 from rubberband.units import counted, format_duration, format_usd, gpus_each, in_unit
 from rubberband.values.plan import Policy, Spent
 from rubberband.values.profile import Profile
-
-if TYPE_CHECKING:
-    pass
 
 View = Callable[[Header, Callable[[], float], ExitStack], Sequence[Observer]]
 Confirm = Callable[[str], None]
@@ -122,8 +118,8 @@ class Start:
 
     @property
     def is_here(self) -> bool:
-        """Whether it runs on this machine, on instances of its own."""
-        return self.experiment.resources.kind.is_this_machine and self.experiment.resources.pool is None
+        """See `is_here`."""
+        return is_here(self.experiment)
 
     @property
     def again(self) -> bool:
@@ -369,7 +365,13 @@ def check_import(experiment: Experiment, entrypoint: Entrypoint, max_gpus: int) 
     )
 
 
+def is_here(experiment: Experiment) -> bool:
+    """Whether it runs on this machine, on instances of its own."""
+    return experiment.resources.kind.is_this_machine and experiment.resources.pool is None
+
+
 def plan_line(job: Job) -> str:
+    """Return the instances, trials and gangs of each stage, with the predicted time and cost."""
     offer, markets = job.offer, {"spot": " on spot", "on_demand": " on demand"} if job.offer.spot else {}
     each = [
         f"{chosen.instances} x {offer.gpus} {offer.place}{markets.get(chosen.market, '')} "
