@@ -68,7 +68,8 @@ class Figure:
 
     def _busy(self) -> Iterator[str]:
         rows = {one["instance"]: index for index, one in enumerate(self.instances)}
-        best = self.report["best"]["trial"]
+        longest = max(self.report["trials"], key=lambda one: one["iterations"])  # in a rehearsal no trial is the best
+        best = (self.report["best"] or longest)["trial"]
         for use in self.report["busy"]:
             y = self._y(rows[use["instance"]], use["gpu"])
             colour = WINNER if use["trial"] == best else STAGE_COLOURS[use["stage"] % len(STAGE_COLOURS)]

@@ -129,6 +129,10 @@ _CONDITIONS: Mapping[ExperimentState, _Rules] = {
 }
 
 
+REHEARSAL = "nothing was trained: the metric is invented"
+"""Remark on a run on the virtual clock, in place of its best trial."""
+
+
 def obstacle(state: ExperimentState, action: Action, holds: Callable[[Fact], bool]) -> str:
     """Return why the action is not possible and what to do instead; empty where it is possible.
 

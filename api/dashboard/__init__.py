@@ -337,7 +337,9 @@ class Row:
     slack: str
     mood: str
     """CSS class of the slack: good, warn, bad or faint."""
+    rehearsal: bool
     cost: str
+    charged: bool
     cap: str
     spent: float | None
     """Share of the cap, may exceed 1; None without a cap."""
@@ -375,6 +377,8 @@ def row(submission: Submission, now: float) -> Row:
         progress=_progress(submission),
         slack=slack,
         mood=mood,
+        rehearsal=submission.rehearsal,
+        charged=submission.charged,
         cost=usd(summary.cost_usd, usd_decimals(max(summary.cost_usd, summary.planned_cost_usd or 0.0)))
         + ("" if summary.unit == "USD" else f" {summary.unit}"),
         cap="" if cap_usd is None else usd(cap_usd),

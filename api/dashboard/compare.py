@@ -100,7 +100,8 @@ def figures_of(compared: Sequence[Compared]) -> list[ComparedRow]:
 
 def _metrics(compared: Sequence[Compared]) -> list[tuple[str, str]]:
     """Return the metrics and their modes, those of the most experiments first."""
-    found = Counter((one.result.metric, one.result.mode) for one in compared if one.result is not None)
+    results = [one.result for one in compared if one.result is not None]
+    found = Counter((result.metric, result.mode) for result in results if not result.rehearsal)
     return [metric for metric, _ in found.most_common()]
 
 
@@ -135,7 +136,9 @@ def _best_line(compared: Sequence[Compared], metric: str, mode: str) -> Compared
 def _least(title: str, compared: Sequence[Compared], value: Callable[[Result], float], cell: Any) -> ComparedRow:
     """Return a line whose lowest value is marked, of the experiments that are done."""
     done = _line(title, compared, cell)
-    return _marked(done, compared, lambda result: value(result) if result.outcome == "done" else None)
+    return _marked(
+        done, compared, lambda result: value(result) if result.outcome == "done" and not result.rehearsal else None
+    )
 
 
 def _marked(line: ComparedRow, compared: Sequence[Compared], rank: Callable[[Result], float | None]) -> ComparedRow:
@@ -149,7 +152,7 @@ def _marked(line: ComparedRow, compared: Sequence[Compared], rank: Callable[[Res
 
 def _of(card: Card) -> ComparedFigure:
     _limit, planned, *_ = card.notes
-    return ComparedFigure(card.value, planned)
+    return ComparedFigure(card.value, planned if card.is_charged else f"{planned}; not charged")
 
 
 def _deadline(result: Result) -> ComparedFigure:
@@ -255,7 +258,7 @@ def curves_of(compared: Sequence[Compared]) -> Figure | None:
     ours = [
         (at, one.result)
         for at, one in enumerate(compared)
-        if one.result is not None and (one.result.metric, one.result.mode) == metrics[0]
+        if one.result is not None and [(one.result.metric, one.result.mode)] == metrics[:1]
     ]
     horizon_s = max((result.actual_jct_s for _, result in ours), default=0.0)
     unit, unit_s = time_unit(horizon_s)
@@ -330,8 +333,7 @@ def _compared(service: Service, asked: Sequence[str]) -> dict[str, Any]:
     curves = curves_of(compared)
     return {
         "columns": [
-            (one.row.name, *badge(one.row), _address([name for name in kept if name != one.row.name]))
-            for one in compared
+            (one.row, *badge(one.row), _address([name for name in kept if name != one.row.name])) for one in compared
         ],
         "problems": _problems([name for name, row in found if row is None], [row.name for row in rows]),
         "names": kept,
@@ -344,7 +346,7 @@ def _compared(service: Service, asked: Sequence[str]) -> dict[str, Any]:
         "is_full": len(kept) >= MOST,
         "address": _address(kept, "/fragments/compare"),
         "tables": _tables(compared),
-        "left_out": [one.row.name for one in compared if one.result and metrics[0] != _metrics([one])[0]],
+        "left_out": [one.row.name for one in compared if one.result and metrics[:1] != _metrics([one])],
         "metric": printable(metrics[0][0]) if metrics else "",
         "figures": Markup(script_json({} if curves is None else {"compared": curves})),
     }

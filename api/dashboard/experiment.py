@@ -260,11 +260,12 @@ def top_of(text: str) -> int | None:
 def result_of(service: Service, experiment: Submission) -> Result | None:
     """Return the result so far; None for an unreadable journal, which the page reports."""
     try:
-        return service.runs.result(experiment.name)
+        result = service.runs.result(experiment.name)
     except (HttpProblem, RubberbandError):
         if experiment.state is ExperimentState.UNREADABLE:
             return None
         raise
+    return None if result is None else result.shown
 
 
 def possible(service: Service, experiment: Submission) -> frozenset[Action]:

@@ -15,7 +15,7 @@ from fastapi import Depends, Query
 
 from rubberband.executor.result.parts import StageResult, TrialResult
 from rubberband.executor.result.result import Result
-from rubberband.states import ACTIVE, ExperimentState
+from rubberband.states import ACTIVE, REHEARSAL, ExperimentState
 from rubberband.units import counted, duration, format_instant
 from rubberband.values.submission import Submission, Summary
 from rubberband.views.charts.parallel_coordinates import Range, Space, is_number, parameters, within
@@ -95,6 +95,7 @@ def sentence(submission: Submission, result: Result | None) -> str:
         course = _ends(submission.summary, result) if runs else "resumes from its checkpoints"
         parts = [_where(result), course, _money(submission.summary, result)]
         sentences = [
+            REHEARSAL.capitalize() if result.rehearsal else "",
             _capitalised("; ".join(parts)),
             _capitalised(reason) if reason and (not runs or submission.home) else "",
             _capitalised(submission.waiting),
@@ -103,7 +104,12 @@ def sentence(submission: Submission, result: Result | None) -> str:
         sentences.append(printable(result.instead_of_spot))
         return " ".join(f"{each}." for each in sentences if each)
     ended = _capitalised(outcome(result))
-    sentences = [ended, _capitalised(reason) if reason not in ended else "", printable(result.instead_of_spot)]
+    sentences = [
+        REHEARSAL.capitalize() if result.rehearsal else "",
+        ended,
+        _capitalised(reason) if reason not in ended else "",
+        printable(result.instead_of_spot),
+    ]
     sentences.append(_capitalised(submission.waiting))
     return " ".join(f"{each}." for each in sentences if each)
 
@@ -222,7 +228,8 @@ def cards(submission: Submission, result: Result) -> list[Card]:
     bought = sum(instance.running_s is not None for instance in result.instances)
     now = Card("instances now", str(len(held)), (planned, f"{bought} bought in all"))
     last = now if held or submission.state in ACTIVE else paid_card(result)
-    return [time_card(result, expected_s), cost_card(result, expected_usd), best_card(result), last]
+    best = () if result.rehearsal else (best_card(result),)
+    return [time_card(result, expected_s), cost_card(result, expected_usd), *best, last]
 
 
 def rungs_reached(result: Result) -> str:
@@ -410,11 +417,14 @@ def _kinds(result: Result) -> list[_Kind]:
     def status_text(trial: TrialResult) -> str:
         return trial.with_end(status(result, trial))
 
-    return [
-        _Kind("trial", "trial", lambda t: t.trial, lambda t: str(t.trial)),
+    measures = (
         _Kind("metric", printable(result.metric), metric, lambda t: measured(t, result.metric)),
         *(_mean(result) if result.repeats > 1 else ()),
         *(_also(one.metric) for one in result.also),
+    )
+    return [
+        _Kind("trial", "trial", lambda t: t.trial, lambda t: str(t.trial)),
+        *(() if result.rehearsal else measures),
         _Kind("iterations", "iterations", lambda t: t.iterations, lambda t: str(t.iterations)),
         _Kind("status", "status", status_text, status_text, words=True),
         *(_BATCH_KINDS if any(trial.batches for trial in result.trials) else ()),

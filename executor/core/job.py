@@ -114,6 +114,8 @@ class Job:
     not wait for each other."""
     stop: StopRules = field(default_factory=StopRules)
     """The rules by which trials and the search end early; none in older journals."""
+    trains: bool = True
+    """Whether trials train; False for a rehearsal, whose metric is invented, and in which no trial is the best."""
 
     @property
     def ranking(self) -> Ranking:

@@ -58,6 +58,11 @@ def is_result(trial: TrialState) -> bool:
     return trial.status is TrialStatus.COMPLETED or (trial.stopped_at is not None and trial.has_reported)
 
 
+def best_trained(state: State) -> TrialState | None:
+    """Return `best_trial` to show it; None for a rehearsal, whose metric is invented."""
+    return best_trial(state) if state.job.trains else None
+
+
 def best_trial(state: State) -> TrialState | None:
     """Return the winner, or the best so far; None before any report.
 

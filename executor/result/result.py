@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -30,7 +30,7 @@ from rubberband.executor.core.history import (
 )
 from rubberband.executor.core.limits import not_started
 from rubberband.executor.result.batch_history import plain_of
-from rubberband.executor.result.parts import Busy, InstanceResult, StageResult, TrialResult
+from rubberband.executor.result.parts import Busy, InstanceResult, KeptCheckpoint, StageResult, TrialResult
 from rubberband.units import counted, format_usd, in_unit
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.kinds import KINDS, NOT_INSTALLED
@@ -98,6 +98,10 @@ def _beats(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return one != other and all(mine <= theirs for mine, theirs in zip(one, other, strict=True))
 
 
+def _without_best(checkpoints: Iterable[KeptCheckpoint]) -> tuple[KeptCheckpoint, ...]:
+    return tuple(replace(one, best=False) for one in checkpoints)
+
+
 def best_iteration(ranking: Ranking, reports: Iterable[tuple[int, Mapping[str, float]]]) -> int | None:
     """Return the evaluated iteration with the best result, the first of equal ones; None without any."""
     evaluated = [(done, metrics) for done, metrics in reports if is_evaluated(done, metrics, ranking.metric)]
@@ -124,7 +128,7 @@ class Result:
     metric: str
     mode: Literal["max", "min"]
     best: TrialResult | None
-    """The winner, or the best so far."""
+    """The winner, or the best so far; None before a report, and in a rehearsal."""
     trials: tuple[TrialResult, ...]
     stages: tuple[StageResult, ...]
     decisions: tuple[DecisionResult, ...]
@@ -201,6 +205,8 @@ class Result:
     """Seconds from the command to the start of the run, by cause: imports, check, …"""
     planned_head_usd: float = 0.0
     """Planned cost of the head node where stages run side by side; else they have it, and this is 0."""
+    rehearsal: bool = False
+    """Whether nothing was trained: time and cost are simulated, the metric is invented, and no trial is the best."""
 
     @property
     def ranking(self) -> Ranking:
@@ -216,8 +222,19 @@ class Result:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether it was a rehearsal, whose clock has no time of day."""
+        """Whether its clock is simulated, and has no time of day."""
         return KINDS.get(self.provider, NOT_INSTALLED).is_simulated
+
+    @property
+    def shown(self) -> Result:
+        """The result for people: a rehearsal without its invented metric; any other as it is."""
+        if not self.rehearsal:
+            return self
+        trials = [
+            replace(one, metrics={}, curve=(), standing=None, checkpoints=_without_best(one.checkpoints))
+            for one in self.trials
+        ]
+        return replace(self, trials=tuple(trials), worths=())
 
     @property
     def place(self) -> Place:
@@ -236,7 +253,7 @@ class Result:
         Each trial counts with its latest report; failed and infeasible ones do not. With repeats, a configuration
         counts with its `means`, and its best repeat stands for it.
         """
-        if not self.also:
+        if not self.also or self.rehearsal:
             return ()
         objectives = (Objective(metric=self.metric, mode=self.mode), *self.also)
         counting = [one for one in self.of_configurations if one.status != "failed" and one.feasible is not False]

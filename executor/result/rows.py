@@ -18,6 +18,7 @@ from rubberband.executor.result.parts import Busy, StageResult, TrialResult
 from rubberband.executor.result.result import Result, best_iteration
 from rubberband.installation import require
 from rubberband.spec.space import canonical
+from rubberband.states import REHEARSAL
 from rubberband.units import counted, duration, format_usd, gpus_each, in_unit
 from rubberband.values.ranking import Merit
 
@@ -193,7 +194,11 @@ def _cell(value: Any) -> Any:
 
 
 def best_of(result: Result) -> TrialResult:
-    """Return the best trial. Raises InputError if none has reported yet."""
+    """Return the best trial. Raises InputError if none has reported yet, and for a rehearsal."""
+    if result.rehearsal:
+        raise InputError(
+            f"experiment {result.name!r} has no best trial: {REHEARSAL}; use another provider than virtual"
+        )
     if result.best is None:
         raise InputError(
             f"experiment {result.name!r} ({result.outcome}) has no best trial: none has reported; "
@@ -290,7 +295,7 @@ def _cost(result: Result) -> str:
 def _best(result: Result) -> list[str]:
     best = result.best
     if best is None:
-        return ["no trial has reported"]
+        return [REHEARSAL if result.rehearsal else "no trial has reported"]
     metrics = {result.metric: best.metrics[result.metric], **best.metrics}
     found = ", ".join(f"{name}={_value(value)}" for name, value in metrics.items())
     lines = [f"best: {found} (trial {best.trial}, {counted(best.iterations, 'iteration')})"]

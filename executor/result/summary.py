@@ -29,7 +29,7 @@ from rubberband.executor.core.history import (
     TrialsJoined,
 )
 from rubberband.executor.core.limits import can_go_on
-from rubberband.executor.core.ranking import best_trial, standing
+from rubberband.executor.core.ranking import best_trained, standing
 from rubberband.executor.core.state import GangRun, LaneState, Phase, State
 from rubberband.executor.core.trial_state import TrialState
 from rubberband.executor.result.batch_history import balance_history, batch_history, copied
@@ -54,7 +54,7 @@ def summarise(state: State, setup: Mapping[str, Any], now: float) -> Result:
     as_of = state.ended_at if state.ended_at is not None else max(now, state.now)
     if state.phase is Phase.NEW:
         as_of = state.started_at
-    trials, best = _trials(state, setup), best_trial(state)
+    trials, best = _trials(state, setup), best_trained(state)
     head_s = max(0.0, as_of - state.started_at - state.paused_s)
     return Result(
         name=job.name,
@@ -106,6 +106,7 @@ def summarise(state: State, setup: Mapping[str, Any], now: float) -> Result:
         ended_by=state.ended_by,
         cuts=tuple(state.history.of(TrialCut)),
         worths=tuple(state.history.of(RestWorth)),
+        rehearsal=not job.trains,
     )
 
 

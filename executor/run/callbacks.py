@@ -125,12 +125,12 @@ class Callback:
     the run continues. After a resume only new reports arrive.
 
     Examples:
-        >>> class Best(rubberband.Callback):
+        >>> class Bill(rubberband.Callback):
         ...     def on_end(self, result):
-        ...         print(result.outcome, result.best.iterations)
+        ...         print(result.outcome, len(result.trials))
         >>> experiment = rubberband.load_experiment("experiment.yaml")
-        >>> _ = rubberband.tune(experiment=experiment, new=True, verbose=0, callbacks=[Best()])
-        done 4
+        >>> _ = rubberband.tune(experiment=experiment, new=True, verbose=0, callbacks=[Bill()])
+        done 8
     """
 
     def on_experiment_start(self, run: RunInfo) -> None:

@@ -27,7 +27,7 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, TrialFailed
 from rubberband.executor.core.forecast import Forecast, expected_iterations, forecast
 from rubberband.executor.core.limits import fails_to_start
-from rubberband.executor.core.ranking import best_trial, standing
+from rubberband.executor.core.ranking import best_trained, standing
 from rubberband.executor.core.state import Phase, State
 from rubberband.executor.core.trial_state import TrialStatus
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -69,7 +69,7 @@ def summary_of(header: Header, controller: Controller, now: float) -> Summary:
     profile_usd = profiling_usd(header)
     cost_usd = profile_usd + (bill_usd(state, as_of) if begun else 0.0)
     month_at = month_begin(as_of + header.offset_s)
-    best = best_trial(state)
+    best = best_trained(state)
     found = None if best is None else standing(state, best)
     return Summary(
         trials=len(state.trials),
@@ -99,6 +99,8 @@ def summary_of(header: Header, controller: Controller, now: float) -> Summary:
         best_value=None if found is None else found.value,
         best_trial=None if best is None else best.trial,
         best_note="" if found is None else found.note.removeprefix(", "),
+        is_rehearsal=not job.trains,
+        is_charged=header.kind.is_charged(job.offer.unit),
     )
 
 

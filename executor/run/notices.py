@@ -29,7 +29,7 @@ from rubberband.errors import Cancelled, InputError, JournalError
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, InstanceLost, InstanceRefused
 from rubberband.executor.core.history import HungInstance, Replacement
-from rubberband.executor.core.ranking import best_trial
+from rubberband.executor.core.ranking import best_trained
 from rubberband.executor.core.trial_state import TrialStatus
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.run.follower import JournalFollower, outcome_of
@@ -253,7 +253,7 @@ class NoticeSource:
         controller, summary = self._follower.controller, self._follower.summary()
         after = f"after {duration(summary.jct_s)}"
         cost = self._amount(summary.cost_usd)
-        best = best_trial(controller.state)
+        best = best_trained(controller.state)
         note = f" ({summary.best_note})" if summary.best_note else ""
         score = "" if best is None else f"best {summary.metric} {summary.best_value:.6g} by trial {best.trial}{note}"
         reason, name = _short(controller.state.reason), controller.job.name

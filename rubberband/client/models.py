@@ -109,6 +109,10 @@ class ExperimentView(Answer):
     tags: Annotated[list[str], Field(description="In lower case, by alphabet.")]
     note: str
     archived: Annotated[bool, Field(description="Whether lists leave it out once it does not run.")]
+    rehearsal: Annotated[
+        bool, Field(description="Whether nothing is trained (virtual clock): it has no best trial, and costs nothing.")
+    ]
+    charged: Annotated[bool, Field(description="Whether its amounts are paid for, and not only metered.")]
     summary: SummaryView
 
 

@@ -311,7 +311,7 @@ def ps(
     rows = [
         [
             row.name,
-            row.state,
+            f"{row.state} (rehearsal)" if row.rehearsal else row.state,
             str(row.trials),
             str(row.iterations),
             duration(row.jct_s),
@@ -364,6 +364,10 @@ class Listed:
     unit: str = "USD"
     """Unit of `cost_usd`: GPU-hours (GPU-h) on a Ray cluster without a price."""
     best: str = ""
+    rehearsal: bool = False
+    """Whether nothing was trained."""
+    charged: bool = True
+    """Whether `cost_usd` is paid for."""
     reason: str = ""
     """Cause of an early end, of waiting, or of a journal that cannot be read."""
     tags: Sequence[str] = ()
@@ -390,6 +394,8 @@ def _listed(view: ExperimentView) -> Listed:
         cost_usd=summary["cost_usd"],
         unit=view["summary"].get("unit", "USD"),
         best="" if best is None else f"{summary['metric']}={best:.6g} (trial {summary['best_trial']}{note})",
+        rehearsal=view.get("rehearsal", False),
+        charged=view.get("charged", True),
         reason="; ".join(note for note in (printable(why), waits) if note),
         tags=view.get("tags", ()),
         note=view.get("note", ""),

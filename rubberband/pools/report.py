@@ -115,7 +115,7 @@ def render_pool(status: PoolStatus) -> str:
     answers = [f"{counted(waiting, 'request')} wait{'s' * (waiting == 1)}"] if waiting else []
     body = "\n".join(
         [
-            page_header(status["name"], "done", "pool", answers, pool_cards(status)),
+            page_header(status["name"], {"done": "pool"}, answers, pool_cards(status)),
             STRIP,
             *(chart_section(name, *CHARTS[name], drawn) for name in ("loans", "sizes", "spend")),
             STRIP_END,
@@ -386,7 +386,7 @@ def render_simulation(found: Simulation) -> str:
     ]
     body = "\n".join(
         [
-            page_header(found.workload, "done", "simulated", [policy_table(found).title], cards),
+            page_header(found.workload, {"done": "simulated"}, [policy_table(found).title], cards),
             table_section(policy_table(found)),
             STRIP,
             chart_section("jcts", "Job completion times", _JCTS, drawn),

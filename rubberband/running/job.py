@@ -64,6 +64,7 @@ def job_of(found: PlannedExperiment, spent: Spent) -> Job:
         keeps_width=experiment.training.mode == "async",
         profiling_s=spent.seconds,
         stop=experiment.search.stop_rules,
+        trains=not kind.is_simulated,
     )
 
 

@@ -18,8 +18,8 @@ from rubberband.executor.result.result import Result
 from rubberband.executor.run.follower import read_at_once
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.samplers import check_point
-from rubberband.spec.search import Search
 from rubberband.spec.space import Domain, canonical
+from rubberband.states import REHEARSAL
 from rubberband.units import counted
 from rubberband.values.ranking import Merit
 
@@ -39,7 +39,8 @@ class _Known:
 def warm_started(experiment: Experiment, home: Path, announce: Callable[[str], None]) -> Experiment:
     """Return the experiment with the results of those that `search.warm_start` names.
 
-    Raises InputError for an experiment that is missing, has another space, metric or mode, or no result in the space.
+    Raises InputError for an experiment that is missing, has another space, metric or mode, or no result in the space,
+    and for a rehearsal unless this one is another.
     """
     search = experiment.search
     if not search.warm_start:
@@ -47,7 +48,7 @@ def warm_started(experiment: Experiment, home: Path, announce: Callable[[str], N
     points, rewards = list(search.points_to_evaluate), list(search.evaluated_rewards)
     known = {canonical(point) for point in points}
     for name in search.warm_start:
-        found = _results_of(search, name, home, announce)
+        found = _results_of(experiment, name, home, announce)
         if not search.sampler.learns:
             found = sorted(found, key=lambda one: one.merit)[:1]
         taken = [one for one in found if canonical(one.point) not in known]
@@ -67,12 +68,15 @@ def warm_started(experiment: Experiment, home: Path, announce: Callable[[str], N
     )
 
 
-def _results_of(search: Search, name: str, home: Path, announce: Callable[[str], None]) -> Sequence[_Known]:
+def _results_of(experiment: Experiment, name: str, home: Path, announce: Callable[[str], None]) -> Sequence[_Known]:
     """Return the results of an experiment that are in the space."""
+    search = experiment.search
     folder = open_folder(name, home)
     folder.require()
     journal = read_at_once(folder)
     result, earlier = journal.result, Experiment.kept(journal.header.setup["experiment"]).search
+    if result.rehearsal and not experiment.resources.kind.is_simulated:
+        raise InputError(f"search.warm_start: in {name} {REHEARSAL}; leave it out")
     if (result.metric, result.mode) != (search.metric, search.mode):
         raise InputError(
             f"search.warm_start: {name} ranks by {result.metric} ({result.mode}), and this search by {search.metric} "

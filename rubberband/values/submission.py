@@ -11,6 +11,7 @@ from typing import Any, Literal
 from rubberband.errors import InputError
 from rubberband.states import ACTIVE, OVER, ExperimentState
 from rubberband.units import TURNING, counted, month_begin, shown
+from rubberband.values.kinds import kind_in
 from rubberband.values.offer import Unit
 
 MOST_TAGS, LONGEST_TAG, LONGEST_NOTE = 20, 32, 1000
@@ -138,6 +139,10 @@ class Summary:
     best_trial: int | None = None
     best_note: str = ""
     """Remark on the best trial: the mean of its configuration's repeats, and whether it is feasible; may be empty."""
+    is_rehearsal: bool = False
+    """Whether nothing is trained, as on the virtual clock: no trial is the best, and no sum of money counts it."""
+    is_charged: bool = True
+    """Whether its amounts are paid for; False where they are only metered, as on this machine."""
     added_trials: int = 0
     """Trials that were added while it did not run, and that a resume trains."""
     is_extended: bool = False
@@ -145,6 +150,8 @@ class Summary:
 
     def month_usd(self, now: float) -> float:
         """Return what it has spent in the month (UTC) of `now` (Unix time)."""
+        if self.is_rehearsal:
+            return 0.0
         return self.month_cost_usd if self.month_at is not None and self.month_at >= month_begin(now) else 0.0
 
     def ends_s(self, *, is_over: bool = False, elapsed_s: float = 0.0) -> float:
@@ -190,6 +197,17 @@ class Submission:
             return None
         elapsed_s = 0.0 if now is None or summary.started_at is None else now - summary.started_at
         return summary.deadline_s - summary.ends_s(is_over=is_over, elapsed_s=elapsed_s)
+
+    @property
+    def rehearsal(self) -> bool:
+        """Whether nothing is trained; before its start, as its file says."""
+        return self.summary.is_rehearsal or (self.summary.started_at is None and kind_in(self.words).is_simulated)
+
+    @property
+    def charged(self) -> bool:
+        """Whether its amounts are paid for; before its start, as its file says."""
+        is_begun, unit = self.summary.started_at is not None, self.summary.unit
+        return self.summary.is_charged if is_begun or not self.words else kind_in(self.words).is_charged(unit)
 
     @property
     def waiting(self) -> str:

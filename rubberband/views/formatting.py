@@ -456,6 +456,8 @@ class Card:
     value: str
     notes: tuple[str, ...] = ()
     gauge: Gauge | None = None
+    is_charged: bool = True
+    """False for an amount that is only metered."""
 
 
 def time_card(result: Result, forecast_s: float | None = None) -> Card:
@@ -475,7 +477,7 @@ def cost_card(result: Result, forecast_usd: float | None = None) -> Card:
     against = _against(result, planned_usd, forecast_usd, spent_usd, lambda money: usd(money, decimals))
     charged = () if result.is_charged else ("nothing is charged",)
     gauge = _gauge(spent_usd, cap_usd, planned_usd, forecast_usd, "max_cost")
-    return Card("spent (USD)", usd(spent_usd, decimals), (cap, against, *charged), gauge)
+    return Card("spent (USD)", usd(spent_usd, decimals), (cap, against, *charged), gauge, result.is_charged)
 
 
 def best_card(result: Result) -> Card:

@@ -190,9 +190,10 @@ def trial_cards(result: Result, trial: TrialResult) -> list[Card]:
     standing = "no report yet" if place is None else f"rank {place} of {counted(len(result.trials), 'trial')}"
     mean = [] if trial.standing is None or not trial.standing.note else [trial.standing.note.removeprefix(", ")]
     failures = f"{counted(trial.failures, 'failure')}, tried again" if trial.failures else ""
+    metric = Card(printable(result.metric), "-" if value is None else number(value), (standing, *mean))
     return [
-        Card(printable(result.metric), "-" if value is None else number(value), (standing, *mean)),
+        *(() if result.rehearsal else (metric,)),
         Card("iterations", str(trial.iterations), (trial.with_end(status(result, trial)), failures)),
         Card(f"{result.slot_name} time", duration(gpu_s), (f"in {counted(len(uses), 'gang')}",)),
-        Card("share (USD)", usd(cost_usd), (share, *charged)),
+        Card("share (USD)", usd(cost_usd), (share, *charged), is_charged=result.is_charged),
     ]

@@ -104,11 +104,11 @@ def recorded(
     slowdown: float = 1.0,
     pace_of: Callable[[int], float] = lambda trial: 1.0,
 ) -> Recorded:
-    """An experiment that is planned and run on the virtual clock; trials learn as their configurations allow."""
+    """An experiment on the virtual clock, which counts as trained: trials learn as their configurations allow."""
     experiment = Experiment(**(said or words()))
     profiles = experiment.loaded_profiles()
     assert profiles is not None, "the words have a profile"
-    job = plan_job(experiment, profiles)
+    job = replace(plan_job(experiment, profiles), trains=True)
     folder = ExperimentFolder(home=Path("/nowhere"), name=experiment.name)
     spec = RunSpec.of(experiment, None, folder, Spent())
     ends = [quality(configuration) for configuration in spec.configurations]

@@ -28,6 +28,7 @@ from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 from tests.builders import processes
 from tests.builders.clocks import MID_MONTH, Clock
+from tests.builders.trained import trained
 from tests.builders.waiting import eventually
 
 STAND_IN = (sys.executable, "-S", str(processes.FOLDER / "stand_in.py"))
@@ -55,7 +56,8 @@ def experiment(name: str = "one", *, profile: dict[str, Any] | None = None, **co
 def template(home: Path) -> Path:
     """The journal of a whole run, of the time that a house begins with."""
     folder = ExperimentFolder(home=home, name="template")
-    run_experiment(experiment("template"), folder)
+    with trained():
+        run_experiment(experiment("template"), folder)
     with closing(sqlite3.connect(folder.journal)) as journal, journal:
         journal.execute("UPDATE experiments SET created_at = ?", (MID_MONTH,))
     return folder.journal

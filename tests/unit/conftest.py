@@ -12,6 +12,7 @@ import pytest
 
 from rubberband.cloud import wheel
 from tests.builders.fake_cuda import fake_cuda as fake_cuda
+from tests.builders.trained import trained_runs as trained_runs
 
 if TYPE_CHECKING:
     from tests.builders.aws_account import Account

@@ -569,6 +569,7 @@ REFUSED: Sequence[tuple[str, str]] = [
 ]
 
 
+@pytest.mark.usefixtures("trained_runs")
 def test_each_slip_is_one_line(done: CommandLine) -> None:
     winner = str(done.json("report", "added")["best"]["trial"])
     for words, why in REFUSED:

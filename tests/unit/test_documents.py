@@ -27,6 +27,7 @@ from rubberband.spec.loading import load_experiment, parse_experiment
 from rubberband.states import ExperimentState
 from tests.builders.documents import PAGES, PLACES, ROOT, Block, Reader, agrees, blocks, commands, kept_files
 from tests.builders.tables import cases
+from tests.builders.trained import trained
 
 README = ROOT / "README.md"
 ALL = [block for page in PAGES for block in blocks(page)]
@@ -130,7 +131,8 @@ def look_at_text(reader: Reader, block: Block) -> None:
     """README's output has the lines of a run, but for their numbers; other text is prose or a drawing."""
     if block.page != README:
         return
-    printed = reader.run(_commands(block, RUN_ON_A_VIRTUAL_CLOCK))
+    with trained():
+        printed = reader.run(_commands(block, RUN_ON_A_VIRTUAL_CLOCK))
     shapes = {shape(line) for line in printed.splitlines()}
     assert [line for line in block.text.splitlines() if line != "..." and shape(line) not in shapes] == []
 

@@ -125,6 +125,7 @@ def test_sync_promotes_the_feasible_and_the_winner_is_one() -> None:
     assert best.trial == 1
 
 
+@pytest.mark.usefixtures("trained_runs")
 def test_a_search_on_the_virtual_clock_keeps_its_limit(tmp_path: Path) -> None:
     resources = {"provider": "virtual", "instance_type": "p3.2xlarge", "max_instances": 2}
     also = [{"metric": "latency", "at_most": 20}]

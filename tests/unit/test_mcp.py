@@ -223,6 +223,7 @@ def test_without_a_max_cost_nothing_starts_below_a_cap(home: Path) -> None:
     assert list((home / "experiments").glob("*")) == []
 
 
+@pytest.mark.usefixtures("trained_runs")
 def test_an_experiment_of_a_person_is_read_and_not_changed(home: Path) -> None:
     tune(experiment=Experiment(**FILE), home=home, verbose=0)
     assert call("status", name="first").startswith("first: done\n")
@@ -239,6 +240,7 @@ def test_an_experiment_of_a_person_is_read_and_not_changed(home: Path) -> None:
         assert found.look()["tags"] == [TAG]
 
 
+@pytest.mark.usefixtures("trained_runs")
 def test_a_search_that_has_reached_its_target_goes_on_to_another_within_the_cap(home: Path) -> None:
     words = {**FILE, "search": {**FILE["search"], "stop": {"target": 0.6}}}  # type: ignore[dict-item]
     tune(experiment=Experiment(**words), home=home, verbose=0)

@@ -192,6 +192,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Cell:
     return cell
 
 
+@pytest.mark.usefixtures("trained_runs")
 def test_tune_shows_a_display_in_a_notebook(kernel: Cell, silent: Callable[..., tuple[str, str]]) -> None:
     out, err = silent()
     assert (out.splitlines()[0][:6], err) == ("plan: ", "")

@@ -60,6 +60,7 @@ def sent(home: Path) -> list[str]:
     return list(json.loads((home / "experiments/digits-sha/notices" / f"{NAME}.json").read_text())["sent"])
 
 
+@pytest.mark.usefixtures("trained_runs")
 def test_an_end_is_sent_with_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with receiving() as receiver:
         monkeypatch.setenv(NAME, receiver.url)

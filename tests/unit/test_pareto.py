@@ -123,6 +123,7 @@ def test_the_views_have_a_table_and_a_chart() -> None:
     assert ATTACK not in render_html(with_latency(ATTACK))
 
 
+@pytest.mark.usefixtures("trained_runs")
 def test_a_metric_that_no_trial_reports_is_named(tmp_path: Path) -> None:
     experiment = Experiment(**words(search__also=[{"metric": "latency", "mode": "min"}], resources=VIRTUAL))
     run_experiment(experiment, open_folder(experiment.name, tmp_path))

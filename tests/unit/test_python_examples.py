@@ -13,6 +13,7 @@ import pytest
 import rubberband
 from rubberband.api.settings import Settings
 from tests.builders.browser import served
+from tests.builders.trained import trained
 
 NAMES = sorted(set(rubberband.__all__) - {"__version__"})
 TRIALS = """\
@@ -65,7 +66,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patched.syspath_prepend(str(folder))
         patched.setenv("RUBBERBAND_HOME", str(home))
         patched.setenv("RUBBERBAND_SERVER", address)
-        assert _faults("tune") == ""
+        with trained():
+            assert _faults("tune") == ""
         yield folder
 
 

@@ -228,6 +228,7 @@ def test_wrong_repeats_are_refused_in_a_line(changes: dict[str, object], why: st
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.usefixtures("trained_runs")
 @pytest.mark.parametrize(
     "scheduler",
     [

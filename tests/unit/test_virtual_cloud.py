@@ -272,6 +272,7 @@ def ran(home: Path, scheduler: dict[str, Any], mode: str) -> Result:
     )
 
 
+@pytest.mark.usefixtures("trained_runs")
 @pytest.mark.parametrize("scheduler", SCHEDULERS, ids=lambda words: words["type"])
 @pytest.mark.parametrize("mode", ["max", "min"])
 def test_metrics_improve_in_the_direction_of_the_mode_and_the_winner_is_the_best(

@@ -78,6 +78,7 @@ def test_a_sampler_that_learns_begins_with_the_results_after_as_many_iterations(
     assert search["warm_start"] == ["monday"]
 
 
+@pytest.mark.usefixtures("trained_runs")
 def test_other_samplers_train_the_best_configuration_first(run: Any) -> None:
     best = run.line.json("report", "monday")["best"]["configuration"]
     found = run("tuesday", sampler={"type": "random", "seed": 9}, warm_start=["monday"])

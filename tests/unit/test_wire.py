@@ -23,7 +23,7 @@ from tests.builders.fake_runs import fake_service, virtual_result
 @pytest.mark.parametrize(
     ("wire", "result", "only_in_the_wire", "only_in_the_result"),
     [
-        (models.SummaryView, Summary, set(), set()),
+        (models.SummaryView, Summary, set(), {"is_rehearsal", "is_charged"}),  # they are those of the experiment
         (models.StageView, StageResult, set(), set()),
         (models.RungView, RungResult, set(), set()),
         (models.TrialView, TrialResult, set(), {"curve", "balance", "batches", "updates"}),

@@ -500,8 +500,8 @@ job.objective plan: Constraints.objective
 job.iteration_timeout_s measuring: Constraints.iteration_timeout
 job.max_failures: Constraints.max_failures
 job.resize_in_stage: Constraints.resize_in_stage
-attempt header.provider job.lease_s job.release_margin_s leases logs measuring offer.init_delay_s offer.instance_type
-    offer.provision_delay_s plan segment: Resources.provider
+attempt header.provider job.lease_s job.release_margin_s job.trains leases logs measuring offer.init_delay_s
+    offer.instance_type offer.provision_delay_s plan segment: Resources.provider
 ray.address: Resources.address
 measured ray.group: Resources.node_labels
 ec2.region measured: Resources.region

@@ -433,9 +433,11 @@ class ComparedTrials:
 
 
 def question_of(result: Result, space: Space = None) -> ComparedTrials | str:
-    """Return the trials to compare; or, in a sentence, why none are compared."""
+    """Return the trials to compare; or, in a sentence, why none are compared; empty for a rehearsal."""
     if not all(find_spec(name) for name in ("optuna", "sklearn")):
         return f"The importance of parameters needs Optuna and scikit-learn: {install_hint('optuna')}"
+    if result.rehearsal:
+        return ""
     compared = comparable(result)
     count = 0 if compared is None else len(compared.trials)
     if compared is None or count < FEWEST:

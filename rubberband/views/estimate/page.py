@@ -88,7 +88,7 @@ def _certain(answer: Estimate) -> str:
 def _header(answer: Estimate, lines: Sequence[str]) -> str:
     badge, kind = ("within the limits", "done") if answer.feasible else ("not within the limits", "failed")
     answers = [printable(line).removeprefix(f"{answer.experiment_name}: ") for line in lines]
-    return page_header(answer.experiment_name, kind, badge, answers, _cards(answer))
+    return page_header(answer.experiment_name, {kind: badge}, answers, _cards(answer))
 
 
 def _cards(answer: Estimate) -> list[Card]:

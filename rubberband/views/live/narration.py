@@ -46,9 +46,10 @@ from rubberband.executor.core.history import (
     TrialsJoined,
 )
 from rubberband.executor.core.job import Job
-from rubberband.executor.core.ranking import best_trial, standing
+from rubberband.executor.core.ranking import best_trained, standing
 from rubberband.executor.core.state import LaneState, Phase, StageRecord, State
 from rubberband.executor.core.trial_state import UNDER_WAY, TrialState, TrialStatus
+from rubberband.states import REHEARSAL
 from rubberband.units import counted, duration, format_usd, gpus_each, in_unit
 from rubberband.values.offer import slots
 from rubberband.values.worth import RestWorth
@@ -136,7 +137,7 @@ class Narrator:
         said += self._synced(state)
         said += self._decided(state)
         worths = self._fresh("worths", state.history.of(RestWorth))
-        said += [f"rest: {worth.in_words(printable(self._job.metric))}" for worth in worths]
+        said += [f"rest: {worth.in_words(printable(self._job.metric))}" for worth in worths if self._job.trains]
         is_asked = self._job.stop.worth_per_usd is not None and not state.history.of(RestWorth)
         if is_asked and isinstance(event, (RestPlanned, RestValued)):
             said.append("rest: its worth is not known yet; it needs three trials with four reports each")
@@ -389,7 +390,7 @@ class Narrator:
         job = self._job
         failed = sum(state.trials[trial].status is TrialStatus.FAILED for trial in stage.trials)
         parts = []
-        if stage.ranking:
+        if stage.ranking and job.trains:
             best = state.trials[stage.ranking[0]]
             parts.append(f"best {job.metric}={_metric(job, best)} (trial {best.trial}{_note(state, best)})")
         if stage.ranking and stage.stage + 1 < job.bracket_of(stage.stage).end_stage:
@@ -440,7 +441,7 @@ class Narrator:
             releasing = f": {len(going)} -> 0 instances, releasing {listed(going)}" if going else ""
             said += [f"ending{why}{releasing}"] if going or why else []
         if state.course == "finished" and state.ended_at is not None:
-            best, found = best_trial(state), "no trial reported"
+            best, found = best_trained(state), "no trial reported" if self._job.trains else REHEARSAL
             if best is not None:
                 which = f"trial {best.trial}, {counted(best.iterations, 'iteration')}{_note(state, best)}"
                 found = f"best {self._job.metric}={_metric(self._job, best)} ({which})"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rubberband.states import EXPLAINED
+from rubberband.states import EXPLAINED, REHEARSAL
 from rubberband.units import counted, duration
 from rubberband.values.kinds import KINDS, NOT_INSTALLED, ProviderKind
 from rubberband.values.submission import waiting
@@ -57,7 +57,7 @@ def headline(view: Mapping[str, Any]) -> str:
 def lines(view: Mapping[str, Any]) -> list[str]:
     """Return the headline, the best so far, time and cost against their limits, and progress."""
     summary = view["summary"]
-    found = [headline(view), *labels(view)]
+    found = [headline(view), *([f"rehearsal {REHEARSAL}"] if view.get("rehearsal") else []), *labels(view)]
     if summary["started_at"] is None:
         return found
     if summary["best_value"] is not None:

@@ -29,7 +29,7 @@ from rubberband.executor.core.events import Event
 from rubberband.executor.core.forecast import Forecast, expected_iterations, forecast
 from rubberband.executor.core.history import Promotion
 from rubberband.executor.core.job import Job
-from rubberband.executor.core.ranking import best_trial, standing
+from rubberband.executor.core.ranking import best_trained, standing
 from rubberband.executor.core.state import LaneState, Phase, StageRecord, State
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
 from rubberband.executor.core.trial_state import TrialState, TrialStatus
@@ -130,7 +130,7 @@ class Progress:
 
 def observe(job: Job, state: State) -> Progress:
     """Return the progress of `state`, without references to parts that will change."""
-    best = best_trial(state)
+    best = best_trained(state)
     found = None if best is None else standing(state, best)
     latest = [(trial.trial, trial.reports[-1]) for trial in state.running() if trial.reports]
     return Progress(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.result.parts import TrialResult
 from rubberband.executor.result.result import Result
+from rubberband.states import REHEARSAL
 from rubberband.units import counted, duration, format_bytes
 from rubberband.views.formatting import (
     TextTable,
@@ -32,6 +33,8 @@ def headlines(result: Result) -> list[str]:
     lines += [printable(result.start_failures)] if tells_start_failures(result) else []
     if result.unsaved_trials:
         lines.append(f"{counted(result.unsaved_trials, 'trial')} {WITHOUT_CHECKPOINT}")
+    if result.rehearsal:
+        return [*lines, REHEARSAL]
     if best is None:
         return [*lines, "best: no trial has reported yet" if result.outcome == "unfinished" else "best: none"]
     lines.append(f"best: {_metrics_line(result, best)}")

@@ -21,6 +21,7 @@ from rubberband import views
 from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.result.result import Result
 from rubberband.features import made_by
+from rubberband.states import REHEARSAL
 from rubberband.units import in_unit
 from rubberband.views.charts.allocation import ALLOCATION_NOTE, allocation, allocation_px
 from rubberband.views.charts.learning import CURVES_NOTE, CURVES_PX, PARETO_NOTE, learning_curves, trade_off
@@ -87,6 +88,8 @@ CHARTS = {
     "contour": ("Metric by two parameters", CONTOUR_NOTE),
 }
 """Charts of a result, in their order: name -> title and note."""
+_OF_THE_METRIC = frozenset({"curves", "parallel", "importance", "trade-off", "slices", "contour"})
+"""Charts that a rehearsal has not."""
 
 
 def result_charts(result: Result, space: Space = None) -> dict[str, Figure]:
@@ -133,10 +136,11 @@ def charts_to_expect(result: Result) -> dict[str, int]:
 
 
 def charts_of(result: Result, charts: Mapping[str, tuple[str, str]] = CHARTS) -> dict[str, tuple[str, str]]:
-    """Return titles and notes of charts, with the result's word for a GPU."""
+    """Return titles and notes of the charts that a result may have, with its word for a GPU."""
     return {
         name: (title.replace("GPU", result.place), note.replace("GPU", result.place))
         for name, (title, note) in charts.items()
+        if not (result.rehearsal and name in _OF_THE_METRIC)
     }
 
 
@@ -146,6 +150,7 @@ def render_html(result: Result, importance: Figure | str = "", trials_at: str = 
     `trials_at` is the address of the trials' pages, to which their numbers and points lead; empty: there are none. The
     axes of parameters are logarithmic where the `space` says so; without it, where values span decades.
     """
+    result = result.shown
     shares, reason = (None, importance) if isinstance(importance, str) else (importance, "")
     by_gpus = made_by("batches by GPUs", result)
     is_modelled = by_gpus is not None and any(trace["mode"] == "lines" for trace in by_gpus["data"])
@@ -249,29 +254,34 @@ def script_json(value: Any) -> str:
 
 
 def _header(result: Result) -> str:
-    cards = [best_card(result), time_card(result), cost_card(result), paid_card(result)]
+    best = () if result.rehearsal else (best_card(result),)
+    cards = [*best, time_card(result), cost_card(result), paid_card(result)]
     kind = "late" if result.late and result.outcome == "done" else result.outcome
     badge = "done, after the deadline" if kind == "late" else result.outcome
     answers = [
+        *([REHEARSAL.capitalize()] if result.rehearsal else []),
         outcome(result),
         *failed_alike(result),
         *([result.start_failures] if tells_start_failures(result) else []),
     ]
-    return page_header(result.name, kind, badge, answers, cards)
+    badges = {kind: badge} | ({"rehearsal": "rehearsal"} if result.rehearsal else {})
+    return page_header(result.name, badges, answers, cards)
 
 
-def page_header(name: str, kind: str, badge: str, answers: Sequence[str], cards: Sequence[Card]) -> str:
-    """Return the top of a page: name and badge (of a kind that the style knows), lines of text, and cards."""
+def page_header(name: str, badges: Mapping[str, str], answers: Sequence[str], cards: Sequence[Card]) -> str:
+    """Return the top of a page: name and badges (kind that the style knows -> text), lines of text, and cards."""
+    shown = "".join(f' <span class="badge {kind}">{badge}</span>' for kind, badge in badges.items())
     lines = "".join(f'<p class="answer">{html.escape(line)}</p>\n' for line in answers)
     return (
-        f'<header><h1>{html.escape(name)} <span class="badge {kind}">{badge}</span></h1>\n'
+        f"<header><h1>{html.escape(name)}{shown}</h1>\n"
         f'{lines}<div class="cards">{"".join(map(_card, cards))}</div></header>'
     )
 
 
 def _card(card: Card) -> str:
     notes = "".join(f"<small>{html.escape(note)}</small>" for note in card.notes if note)
-    return f'<div class="card"><span>{html.escape(card.title)}</span><b>{html.escape(card.value)}</b>{notes}</div>'
+    kind = "card" if card.is_charged else "card free"
+    return f'<div class="{kind}"><span>{html.escape(card.title)}</span><b>{html.escape(card.value)}</b>{notes}</div>'
 
 
 def _best(result: Result, trials_at: str) -> str:

@@ -384,10 +384,11 @@ def trials(result: Result, most: int | None) -> TextTable:
     order = ranked(result)
     shown = order[:most]
     left = len(order) - len(shown)
-    metrics = [result.metric, *(one.metric for one in result.also)]
+    metrics = [] if result.rehearsal else [result.metric, *(one.metric for one in result.also)]
+    order_said = "" if result.rehearsal else ", best first"
     repeated = f", {result.repeats} repeats of each configuration" if result.repeats > 1 else ""
     return TextTable(
-        title=f"Trials, best first: {f'{len(shown)} of ' if left else ''}{len(order):,}{repeated}",
+        title=f"Trials{order_said}: {f'{len(shown)} of ' if left else ''}{len(order):,}{repeated}",
         header=trial_header(result, metrics),
         rows=trial_rows(result, shown, metrics),
         words=frozenset({len(trial_header(result, metrics)) - 2, len(trial_header(result, metrics)) - 1}),

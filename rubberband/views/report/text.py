@@ -33,6 +33,7 @@ _TRIALS_ON_A_SCREEN = 5
 
 def tables(result: Result, most_trials: int | None = None) -> list[TextTable]:
     """Return the tables of the report in order, without empty ones. `most_trials` limits their trials."""
+    result = result.shown
     every = [
         comparison(result),
         stages(result),
@@ -68,6 +69,7 @@ def print_report(result: Result, *, verbose: bool = False) -> None:
 
 def screen(result: Result, most_trials: int = _TRIALS_ON_A_SCREEN) -> tuple[list[str], list[TextTable]]:
     """Return the lines and tables of one screen."""
+    result = result.shown
     shown = [stages(result), pareto(result, most_trials), trials(result, most_trials)]
     lines = [*headlines(result), *comparison(result).notes]
     return lines, [_narrowed(table) for table in shown if table.rows]
