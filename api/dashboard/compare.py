@@ -15,12 +15,14 @@ from markupsafe import Markup
 
 from rubberband.api.dashboard import badge, file_words, render
 from rubberband.api.dashboard.experiment import result_of
+from rubberband.api.dashboard.experiment_texts import whole
 from rubberband.api.routes import NAME_PATTERN, Reader, Service, Serving
 from rubberband.executor.result.parts import StageResult
 from rubberband.executor.result.result import Result
 from rubberband.states import ACTIVE
 from rubberband.units import counted, duration, gpus_each, shown
 from rubberband.values.submission import Submission
+from rubberband.views import equal_iterations
 from rubberband.views.charts.learning import curves_chart
 from rubberband.views.charts.parts import STAGE_COLOURS, Figure, button, chart_text, time_unit
 from rubberband.views.charts.spending import shares
@@ -54,6 +56,13 @@ class Compared:
 
     row: Submission
     result: Result | None
+    after: int = 0
+    """Iterations after which its trials are compared; 0: at their latest reports."""
+
+    @property
+    def standings(self) -> Result | None:
+        """The result as its trials stood then."""
+        return None if self.result is None else equal_iterations.after(self.result, self.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +139,9 @@ def _best_line(compared: Sequence[Compared], metric: str, mode: str) -> Compared
             return None
         return result.ranking.signed(found)
 
-    return _marked(_line(f"best {printable(metric)} ({mode})", compared, cell), compared, rank)
+    then = [replace(one, result=one.standings) for one in compared]
+    after = f" after {compared[0].after}" if compared[0].after else ""
+    return _marked(_line(f"best {printable(metric)} ({mode}){after}", then, cell), then, rank)
 
 
 def _least(title: str, compared: Sequence[Compared], value: Callable[[Result], float], cell: Any) -> ComparedRow:
@@ -220,7 +231,8 @@ def _stage(stage: StageResult) -> ComparedFigure:
 
 def configurations_of(compared: Sequence[Compared]) -> list[ComparedRow]:
     """Return the parameters of the best trials; a trial may lack some."""
-    best = [one.result.best_config if one.result is not None and one.result.best else {} for one in compared]
+    then = [one.standings for one in compared]
+    best = [result.best_config if result is not None and result.best else {} for result in then]
     names = dict.fromkeys(name for configuration in best for name in configuration)
     return [
         ComparedRow(
@@ -309,31 +321,33 @@ def _curves(at: int, result: Result, unit_s: float) -> Iterator[Figure]:
 router = APIRouter(include_in_schema=False)
 
 Names = Annotated[Sequence[str], Query(max_length=100)]
+After = Annotated[str, Query(max_length=10)]
 
 
 @router.get("/compare")
-def compare(request: Request, service: Serving, _reader: Reader, name: Names = ()) -> Response:
-    """Experiments side by side, by `name`, which repeats."""
-    return render(request, "compare.html", **_compared(service, name))
+def compare(request: Request, service: Serving, _reader: Reader, name: Names = (), after: After = "") -> Response:
+    """Experiments side by side, by `name`, which repeats; their trials as they stood `after` so many iterations."""
+    return render(request, "compare.html", **_compared(service, name, whole(after)))
 
 
 @router.get("/fragments/compare")
-def compare_live(request: Request, service: Serving, _reader: Reader, name: Names = ()) -> Response:
+def compare_live(request: Request, service: Serving, _reader: Reader, name: Names = (), after: After = "") -> Response:
     """Part of the page that reloads."""
-    return render(request, "compare_tables.html", **_compared(service, name))
+    return render(request, "compare_tables.html", **_compared(service, name, whole(after)))
 
 
-def _compared(service: Service, asked: Sequence[str]) -> dict[str, Any]:
+def _compared(service: Service, asked: Sequence[str], iterations: int) -> dict[str, Any]:
     names = list(dict.fromkeys(asked))
     found = [(name, service.store.submission(name) if re.fullmatch(NAME_PATTERN, name) else None) for name in names]
     rows = [row for _, row in found if row is not None]
-    compared = [Compared(row, result_of(service, row)) for row in rows[:MOST]]
+    compared = [Compared(row, result_of(service, row), iterations) for row in rows[:MOST]]
     kept = [one.row.name for one in compared]
     metrics = _metrics(compared)
     curves = curves_of(compared)
     return {
         "columns": [
-            (one.row, *badge(one.row), _address([name for name in kept if name != one.row.name])) for one in compared
+            (one.row, *badge(one.row), _address([name for name in kept if name != one.row.name], after=iterations))
+            for one in compared
         ],
         "problems": _problems([name for name, row in found if row is None], [row.name for row in rows]),
         "names": kept,
@@ -344,16 +358,29 @@ def _compared(service: Service, asked: Sequence[str]) -> dict[str, Any]:
         ],
         "is_active": any(one.row.state in ACTIVE for one in compared),
         "is_full": len(kept) >= MOST,
-        "address": _address(kept, "/fragments/compare"),
+        "address": _address(kept, "/fragments/compare", iterations),
         "tables": _tables(compared),
+        "metrics": _metric_choices(compared, iterations),
+        "after": iterations,
         "left_out": [one.row.name for one in compared if one.result and metrics[:1] != _metrics([one])],
         "metric": printable(metrics[0][0]) if metrics else "",
         "figures": Markup(script_json({} if curves is None else {"compared": curves})),
     }
 
 
-def _address(names: Sequence[str], path: str = "/compare") -> str:
-    return f"{path}?{urlencode([('name', name) for name in names])}".rstrip("?")
+def _address(names: Sequence[str], path: str = "/compare", after: int = 0) -> str:
+    words = [("name", name) for name in names] + ([("after", str(after))] if after else [])
+    return f"{path}?{urlencode(words)}".rstrip("?")
+
+
+def _metric_choices(compared: Sequence[Compared], iterations: int) -> list[tuple[str, str, bool]]:
+    """Return title, address, and whether it is chosen: the latest metrics, or those after iterations of all."""
+    names = [one.row.name for one in compared]
+    results = [one.result for one in compared if one.result is not None and not one.result.rehearsal]
+    ends = [set(equal_iterations.choices(result)) for result in results]
+    every = sorted({0, iterations, *set.intersection(*ends)}) if ends else []
+    titles = ((f"after {end}" if end else "latest", end) for end in every if len(every) > 1)
+    return [(title, _address(names, after=end), end == iterations) for title, end in titles]
 
 
 def _problems(unknown: Sequence[str], known: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -31,6 +32,7 @@ from rubberband.units import counted, duration, format_instant, in_unit, parse_d
 from rubberband.values.command import entrypoint_text
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission
+from rubberband.views import equal_iterations
 from rubberband.views.charts.allocation import gangs as gangs_chart
 from rubberband.views.charts.allocation import gangs_px
 from rubberband.views.charts.learning import CURVES_PX, learning_curves
@@ -41,6 +43,7 @@ from rubberband.views.formatting import TextTable, printable, setting, status, u
 from rubberband.views.report.page import (
     CHARTS,
     CONTENT_POLICY,
+    OF_CONFIGURATIONS,
     charts_of,
     charts_to_expect,
     render_html,
@@ -167,6 +170,7 @@ _MOST_ROWS = 25
 
 Parameter = Annotated[str, Query(max_length=200)]
 Top = Annotated[str, Query(max_length=5)]
+After = Annotated[str, Query(max_length=10)]
 
 
 @router.get("/experiments/{name}")
@@ -192,36 +196,49 @@ def experiment_figure(
     experiment: Known,
     chart: Annotated[str, Path(max_length=40)],
     top: Top = "",
+    after: After = "",
 ) -> Response:
     """Chart of the page as JSON: its name -> Plotly figure; empty without anything to show.
 
-    `top`: curves of that many of the best trials only.
+    `top`: curves of that many of the best trials only. `after`: iterations after which configurations are compared.
     """
     if chart not in CHARTS:
         raise HttpProblem(NOT_FOUND, f"the page of {experiment.name!r} has no such chart")
     result = result_of(service, experiment)
+    if chart in OF_CONFIGURATIONS:
+        result = compared_of(result, after)
     drawings = {} if result is None else result_drawings(result, _space(experiment), _forecast(experiment))
     if chart == "curves" and result is not None:
-        figure = learning_curves(result, top=top_of(top))
+        figure = learning_curves(result, top=texts.whole(top) or None)
     else:
         figure = drawings[chart]() if chart in drawings else None
+        if figure is not None and chart in OF_CONFIGURATIONS and texts.whole(after):
+            figure = _noted(figure, CHARTS[chart][1], texts.whole(after))
     return json_of(request, {} if figure is None else {chart: figure}, experiment.summary.unit)
 
 
 @router.get("/experiments/{name}/contour")
 def experiment_contour(
-    request: Request, service: Serving, _reader: Reader, experiment: Known, x: Parameter = "", y: Parameter = ""
+    request: Request,
+    service: Serving,
+    _reader: Reader,
+    experiment: Known,
+    x: Parameter = "",
+    y: Parameter = "",
+    after: After = "",
 ) -> Response:
     """Contour of two parameters, the first two unless others are named; empty without one."""
-    result = result_of(service, experiment)
+    result = compared_of(result_of(service, experiment), after)
     figure = None if result is None else contour(result, _space(experiment), x=x, y=y)
     return json_of(request, {} if figure is None else {"contour": figure})
 
 
 @router.get("/experiments/{name}/importance")
-def experiment_importance(request: Request, service: Serving, _reader: Reader, experiment: Known) -> Response:
+def experiment_importance(
+    request: Request, service: Serving, _reader: Reader, experiment: Known, after: After = ""
+) -> Response:
     """Importance of the parameters as a Plotly figure, or a note that says why there is none."""
-    result = result_of(service, experiment)
+    result = compared_of(result_of(service, experiment), after)
     if result is None:
         return json_of(request, {})
     found = cached_importance(result, _space(experiment))
@@ -252,9 +269,17 @@ def experiment_report(service: Serving, _reader: Reader, experiment: Known) -> R
     return HTMLResponse(page, headers=headers)
 
 
-def top_of(text: str) -> int | None:
-    """Return the number in an address; None for all, and for what is no number."""
-    return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else None
+def _noted(figure: Figure, note: str, iterations: int) -> Figure:
+    """Return a chart with a note on the iterations after which it compares."""
+    meta = figure["layout"].get("meta", {})
+    after = f"after {counted(iterations, 'iteration')}"
+    compared = re.sub(r"latest (metric|report)", rf"\1 {after}", meta.get("note", note))
+    return {**figure, "layout": figure["layout"] | {"meta": meta | {"note": compared}}}
+
+
+def compared_of(result: Result | None, iterations: str) -> Result | None:
+    """Return the result as its trials stood after the iterations that an address has; as it is without any."""
+    return None if result is None else equal_iterations.after(result, texts.whole(iterations))
 
 
 def result_of(service: Service, experiment: Submission) -> Result | None:
@@ -406,9 +431,8 @@ def trial_figure(
         raise HttpProblem(NOT_FOUND, f"the page of a trial of {experiment.name!r} has no such chart")
     result, found = trial_of(experiment, result_of(service, experiment), trial)
     is_curves = chart == "curves"
-    figure = (
-        learning_curves(result, trial=found.trial, top=top_of(top)) if is_curves else gangs_chart(result, found.trial)
-    )
+    most = texts.whole(top) or None
+    figure = learning_curves(result, trial=found.trial, top=most) if is_curves else gangs_chart(result, found.trial)
     return json_of(request, {} if figure is None else {chart: figure}, experiment.summary.unit)
 
 

@@ -21,6 +21,7 @@ from rubberband.values.submission import Submission, Summary
 from rubberband.views.charts.parallel_coordinates import Range, Space, is_number, parameters, within
 from rubberband.views.charts.parts import CURVES
 from rubberband.views.charts.spending import trial_costs_usd
+from rubberband.views.equal_iterations import after, choices
 from rubberband.views.formatting import (
     Card,
     best_card,
@@ -306,6 +307,8 @@ class Asked:
     status: str = ""
     """Empty: all."""
     page: int = 1
+    after: int = 0
+    """Iterations after which metrics are compared; 0: the latest ones."""
     brush: tuple[Range, ...] = ()
     """Ranges on the axes of the chart of configurations, through which the trials pass; empty: all."""
 
@@ -313,7 +316,7 @@ class Asked:
         """Return the query and fragment of the address of this view, with changes."""
         wanted = replace(self, **changes)  # type: ignore[arg-type]
         query: dict[str, Any] = {"sort": wanted.sort, "down": int(wanted.down), "status": wanted.status}
-        query |= {"page": wanted.page if wanted.page > 1 else 0}
+        query |= {"page": wanted.page if wanted.page > 1 else 0, "after": wanted.after}
         query |= {"brush": [f"{name}:{100 * low:.0f}-{100 * high:.0f}" for name, low, high in wanted.brush]}
         return f"?{urlencode({key: value for key, value in query.items() if value}, doseq=True)}#trials"
 
@@ -350,12 +353,24 @@ class StatusChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MetricChoice:
+    """Metric to compare trials by: the latest one, or that after equal iterations."""
+
+    title: str
+    after: int
+    address: str
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialTable:
     """Page of the table."""
 
     columns: tuple[Column, ...]
     rows: tuple[TrialRow, ...]
     choices: tuple[StatusChoice, ...]
+    metrics: tuple[MetricChoice, ...]
+    """Empty without a choice."""
     shown: str
     """Such as `26 to 50 of 3,000 trials`."""
     before: str
@@ -378,12 +393,15 @@ class _Kind:
 
 def table_page(result: Result, asked: Asked, space: Space = None) -> TrialTable:
     """Return a page of trials; `space` is the search space in the words of the file, which has the scales of ranges."""
-    kinds = _kinds(result)
+    kinds = _kinds(result, asked.after)
+    compared = after(result, asked.after)
     every = Counter(status(result, trial) for trial in result.trials)
     wanted = asked.status if asked.status in every else ""
-    found = [trial for trial in ranked(result) if not wanted or status(result, trial) == wanted]
+    at = {trial.trial: trial for trial in result.trials}
+    ordered = [trial.trial for trial in ranked(compared)]
+    found = [at[trial] for trial in ordered if not wanted or status(result, at[trial]) == wanted]
     if asked.brush:
-        passing = within(result, asked.brush, space)
+        passing = within(compared, asked.brush, space)
         found = [trial for trial in found if trial.trial in passing]
     chosen = next((kind for kind in kinds if kind.key == asked.sort), None)
     if chosen is not None:
@@ -397,6 +415,7 @@ def table_page(result: Result, asked: Asked, space: Space = None) -> TrialTable:
         columns=tuple(_column(kind, asked) for kind in kinds),
         rows=tuple(_row(result, trial, kinds) for trial in rows),
         choices=_choices(result, every, wanted, asked),
+        metrics=_metric_choices(result, asked),
         shown=of if pages == 1 else f"{first + 1:,} to {first + len(rows):,} of {of}",
         before=asked.address(page=page - 1) if page > 1 else "",
         after=asked.address(page=page + 1) if page < pages else "",
@@ -404,21 +423,24 @@ def table_page(result: Result, asked: Asked, space: Space = None) -> TrialTable:
     )
 
 
-def _kinds(result: Result) -> list[_Kind]:
+def _kinds(result: Result, iterations: int) -> list[_Kind]:
     costs_usd = trial_costs_usd(result)
     decimals = usd_decimals(result.actual_cost_usd / max(1, len(result.trials)))
 
     def cost_usd(trial: TrialResult) -> float:
         return costs_usd[trial.trial]
 
+    compared = after(result, iterations).trials
+    title = printable(result.metric) + (f" after {iterations}" if iterations else "")
+
     def metric(trial: TrialResult) -> float | None:
-        return trial.metrics.get(result.metric)
+        return compared[trial.trial].metrics.get(result.metric)
 
     def status_text(trial: TrialResult) -> str:
         return trial.with_end(status(result, trial))
 
     measures = (
-        _Kind("metric", printable(result.metric), metric, lambda t: measured(t, result.metric)),
+        _Kind("metric", title, metric, lambda t: measured(compared[t.trial], result.metric)),
         *(_mean(result) if result.repeats > 1 else ()),
         *(_also(one.metric) for one in result.also),
     )
@@ -529,6 +551,21 @@ def _choices(result: Result, every: Mapping[str, int], wanted: str, asked: Asked
     return (choice("", "All", len(result.trials)), *(choice(name, name, every[name]) for name in order))
 
 
+def _metric_choices(result: Result, asked: Asked) -> tuple[MetricChoice, ...]:
+    if result.rehearsal or not (ends := choices(result)):
+        return ()
+    every = sorted({0, *ends, asked.after})
+    return tuple(
+        MetricChoice(
+            title=f"after {end}" if end else "latest",
+            after=end,
+            address=asked.address(after=end, brush=(), page=1),
+            chosen=end == asked.after,
+        )
+        for end in every
+    )
+
+
 _MOST_RANGES = 20
 _RANGE = re.compile(r"(.{1,200}):(\d{1,3})-(\d{1,3})", re.ASCII | re.DOTALL)
 
@@ -538,12 +575,19 @@ def asked_trials(
     down: Annotated[str, Query(max_length=10)] = "",
     status: Annotated[str, Query(max_length=40)] = "",
     page: Annotated[str, Query(max_length=10)] = "",
+    iterations: Annotated[str, Query(alias="after", max_length=10)] = "",
     brush: Annotated[Sequence[str], Query(max_length=_MOST_RANGES)] = (),
 ) -> Asked:
     """Dependency: the requested view of the trials."""
-    number = int(page) if page.isascii() and page.isdigit() else 1
     ranges = tuple(found for text in brush if (found := _range(text)) is not None)
-    return Asked(sort=sort, down=down == "1", status=status, page=number, brush=ranges)
+    return Asked(
+        sort=sort, down=down == "1", status=status, page=whole(page) or 1, after=whole(iterations), brush=ranges
+    )
+
+
+def whole(text: str) -> int:
+    """Return the number in an address; 0 for what is no number."""
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def _range(text: str) -> Range | None:

@@ -19,7 +19,8 @@ from rubberband.executor.result.rows import paid_uses
 from rubberband.spec.loading import Dumper
 from rubberband.units import counted, duration
 from rubberband.values.command import PLACES, ProgramCommand, text_of, words_of
-from rubberband.views.formatting import Card, TextTable, finite, number, printable, ranked, status, usd, usd_decimals
+from rubberband.views.equal_iterations import metric_after
+from rubberband.views.formatting import Card, TextTable, number, printable, ranked, status, usd, usd_decimals
 
 
 def rank(result: Result, trial: TrialResult) -> int | None:
@@ -38,7 +39,7 @@ def lead(result: Result, trial: TrialResult) -> str:
     if other is None or _value(result, trial) is None or "failed" in (trial.status, result.outcome):
         return ""
     after = min(trial.iterations, other.iterations)
-    ours, theirs = (_value(result, one, after) for one in (trial, other))
+    ours, theirs = (metric_after(result, one, after) for one in (trial, other))
     if ours is None or theirs is None:
         return ""
     better = result.ranking.signed(theirs) - result.ranking.signed(ours)
@@ -65,12 +66,8 @@ def why_not_stopped(result: Result | None, number: int) -> str:
     return f"trial {number} is over ({trial.status_text}); there is nothing to stop" if trial.is_over else ""
 
 
-def _value(result: Result, trial: TrialResult, after: int | None = None) -> float | None:
-    """Return its metric by its last report of `after` iterations at most; None: by its latest one."""
-    if after is None or after >= trial.iterations:
-        return finite(trial.metrics.get(result.metric))
-    reports = [metrics for _, iterations, metrics in trial.curve if iterations <= after]
-    return finite(reports[-1].get(result.metric)) if reports else None
+def _value(result: Result, trial: TrialResult) -> float | None:
+    return metric_after(result, trial, trial.iterations)
 
 
 def configuration_texts(configuration: Mapping[str, Any], entrypoint: Any = None) -> dict[str, str]:

@@ -162,6 +162,34 @@ def test_trials_are_chosen_by_range_by_order_and_by_status(browser: Any, home: H
 
 
 @pytest.mark.long
+def test_trials_are_compared_after_equal_iterations_in_the_table_and_in_charts(browser: Any, home: Home) -> None:
+    with visiting(browser, home.address) as visit:
+        page = visit.open("/experiments/still")
+        drawn(page, "parallel")
+        section = page.locator("#s-parallel")
+        section.get_by_label("metric").select_option(label="after 2")
+        page.wait_for_function("() => document.querySelector('#n-parallel').textContent.includes('after 2 iterations')")
+        page.get_by_role("columnheader", name="accuracy after 2").wait_for()
+        assert "after=2" in page.url
+        values = [
+            float(text) for text in page.locator("table.trials td[data-label='accuracy after 2']").all_inner_texts()
+        ]
+        assert values == sorted(values, reverse=True)
+        assert len(values) == 25, "every trial of a page has trained for two"
+        drawn(page, "slices")
+        assert "after 2 iterations" in page.locator("#n-slices").inner_text()
+        with visiting(browser, home.address) as other:
+            link = other.open(page.url.removeprefix(home.address))
+            link.get_by_role("columnheader", name="accuracy after 2").wait_for()
+            drawn(link, "parallel")
+            assert "after 2 iterations" in link.locator("#n-parallel").inner_text()
+        page.locator("#metrics").get_by_role("link", name="latest").click()
+        page.wait_for_function("() => document.querySelector('#n-parallel').textContent.includes('latest metric')")
+        page.get_by_role("columnheader", name="accuracy", exact=True).wait_for()
+        assert "after" not in page.url
+        visit.shot("experiment-equal-iterations")
+
+
 def test_experiments_are_compared_on_a_phone(browser: Any, home: Home) -> None:
     with visiting(browser, home.address, phone=True) as visit:
         page = visit.open("/compare?name=still&name=grown")

@@ -5,6 +5,7 @@ import { offerActions } from "./experiment_actions.js";
 import { redraw } from "./experiment_charts.js";
 import { CHOICES } from "./experiment_curves.js";
 import { followFigures } from "./experiment_figures.js";
+import { afterAsked } from "./experiment_iterations.js";
 import { offerLabels } from "./experiment_labels.js";
 import { followLog } from "./experiment_log.js";
 import { watch } from "./experiment_watch.js";
@@ -20,10 +21,11 @@ function turn(event) {
   const link = event.target.closest("a[data-part]");
   if (!link || event.metaKey || event.ctrlKey || event.shiftKey) return;
   event.preventDefault();
+  const before = afterAsked();
   const chosen = Object.fromEntries(CHOICES.map((name) => [name, kept().get(name)]));
   history.replaceState(null, "", new URL(link.getAttribute("href"), window.location.href).pathname + link.search);
   keep(chosen);
-  fragment();
+  fragment().then(() => { if (afterAsked() !== before) live.dispatchEvent(new Event("after")); });
   redraw("parallel"); // its ranges may have gone
 }
 

@@ -2,6 +2,7 @@
 import { draw, save } from "./charts.js";
 import { make } from "./dom.js";
 import { offerViews, viewed } from "./experiment_curves.js";
+import { COMPARING, offerIterations } from "./experiment_iterations.js";
 import { brushed, overlay } from "./experiment_parallel.js";
 
 const chosen = new Map(); // chart -> number of the pressed button
@@ -39,10 +40,13 @@ export async function showFigure(name, latest) {
   element.closest(".wide").hidden = false;
   const figure = switched(name, section, latest);
   const meta = figure.layout.meta ?? {};
-  if (meta.note) section.querySelector(".note").textContent = meta.note;
+  const note = section.querySelector(".note");
+  note.dataset.whole ??= note.textContent;
+  note.textContent = meta.note ?? note.dataset.whole;
   if (meta.parameters) offerPairs(section, meta);
   element.parentElement.style.minWidth = meta.least_width_px ? `${meta.least_width_px}px` : "";
   const isCurves = name === "curves";
+  if (COMPARING.includes(name)) offerIterations(section);
   if (isCurves) offerViews(section, () => redraw(name));
   await draw(element, meta.axes ? brushed(figure) : isCurves ? viewed(figure) : figure);
   leadToTrials(element);

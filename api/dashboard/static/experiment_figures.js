@@ -1,6 +1,7 @@
 // The charts of an experiment's page. Each is asked for when it is scrolled to, and again when it may have changed.
 import { showFigure } from "./experiment_charts.js";
 import { topAsked } from "./experiment_curves.js";
+import { COMPARING, afterAsked, offerIterations } from "./experiment_iterations.js";
 import { reachScrolled } from "./live.js";
 
 const NEAR = "200px 0px";
@@ -26,9 +27,11 @@ export function followFigures(live) {
   }, { rootMargin: NEAR });
 
   function address(name) {
-    if (name === LONG) return `${base}/${LONG}`;
-    if (name === "contour") return `${base}/contour?${new URLSearchParams(pair ?? {})}`;
-    return `${base}/figures/${name}${name === "curves" && topAsked() ? `?top=${topAsked()}` : ""}`;
+    const chosen = name === "curves" ? { top: topAsked() } : name === "contour" ? { ...pair } : {};
+    if (COMPARING.includes(name)) chosen.after = afterAsked();
+    const words = new URLSearchParams(Object.entries(chosen).filter(([, value]) => value));
+    const path = [LONG, "contour"].includes(name) ? name : `figures/${name}`;
+    return `${base}/${path}${words.size ? `?${words}` : ""}`;
   }
 
   // One after another, so that the page answers in between.
@@ -56,11 +59,13 @@ export function followFigures(live) {
     versions.set(name, version);
     document.getElementById(`c-${name}`).style.minHeight = "";
     if (found[name]) await showFigure(name, found[name]);
-    else explain(document.getElementById(`s-${name}`), found.note);
+    else explain(name, found.note);
   }
 
-  function explain(section, note) {
+  function explain(name, note) {
+    const section = document.getElementById(`s-${name}`);
     section.hidden = !note;
+    if (COMPARING.includes(name)) offerIterations(section);
     if (!note) return;
     section.querySelector(".note").textContent = note;
     section.querySelector(".wide").hidden = true;
@@ -84,6 +89,11 @@ export function followFigures(live) {
 
   live.addEventListener("top", () => {
     fresh.delete("curves");
+    draw();
+  });
+
+  live.addEventListener("after", () => {
+    for (const name of COMPARING) fresh.delete(name);
     draw();
   });
 

@@ -39,6 +39,7 @@ from rubberband.views.charts.parallel_coordinates import (
     short_label,
 )
 from rubberband.views.charts.parts import LABELS_PX, LEGEND, SHADES, Figure, chart_text
+from rubberband.views.equal_iterations import metric_after, stage_ends
 from rubberband.views.formatting import finite, listed, number, printable, ranked, setting
 
 ENOUGH = 20
@@ -83,37 +84,18 @@ def comparable(result: Result) -> Comparable | None:
 
     None if there are not two with a finite metric.
     """
-    found = [_compared(result, iterations) for iterations in _rungs(result)]
+    found = [_compared(result, iterations) for iterations in stage_ends(result)]
     found = [one for one in found if len(one.trials) >= 2]
     enough = [one for one in found if len(one.trials) >= ENOUGH]
     return enough[-1] if enough else max(found, key=lambda one: len(one.trials), default=None)
 
 
-def _rungs(result: Result) -> list[int]:
-    """Return the iterations at the ends of stages, in ascending order; before the first, what all have done."""
-    ends, before = set[int](), 0
-    for stage in result.stages:
-        before = 0 if stage.rung == 0 and stage.bracket is not None else before
-        before += stage.iterations
-        ends.add(before)
-    most = max((trial.iterations for trial in result.trials), default=0)
-    least = min((trial.iterations for trial in result.trials if trial.iterations), default=0)
-    return sorted(end for end in ends if end <= most) or [least]
-
-
 def _compared(result: Result, iterations: int) -> Comparable:
     reached = [trial for trial in result.trials if trial.iterations >= iterations]
-    values = [_value_after(trial, iterations, result.metric) for trial in reached]
+    values = [metric_after(result, trial, iterations) for trial in reached]
     known = [(trial, value) for trial, value in zip(reached, values, strict=True) if value is not None]
     trials, metrics = zip(*known, strict=True) if known else ((), ())
     return Comparable(iterations=iterations, trials=trials, values=metrics)
-
-
-def _value_after(trial: TrialResult, iterations: int, metric: str) -> float | None:
-    for _, done, metrics in reversed(trial.present_curve):
-        if done <= iterations:
-            return finite(metrics.get(metric))
-    return None
 
 
 def slices(result: Result, space: Space = None) -> Figure | None:
@@ -170,7 +152,7 @@ def _thinned(best_first: Sequence[TrialResult], most: int) -> list[TrialResult]:
 
 def _by_iterations(result: Result, trials: Sequence[TrialResult]) -> list[tuple[str, list[TrialResult]]]:
     """Return the trials by the end of the stage that they reached or are in, with the group's name."""
-    ends = sorted({*_rungs(result), max(trial.iterations for trial in trials)})
+    ends = sorted({*stage_ends(result), max(trial.iterations for trial in trials)})
     ends = [ends[math.ceil((at + 1) * len(ends) / _MOST_GROUPS) - 1] for at in range(_MOST_GROUPS)]
     groups: dict[int, list[TrialResult]] = {}
     for trial in trials:

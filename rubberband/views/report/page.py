@@ -88,8 +88,8 @@ CHARTS = {
     "contour": ("Metric by two parameters", CONTOUR_NOTE),
 }
 """Charts of a result, in their order: name -> title and note."""
-_OF_THE_METRIC = frozenset({"curves", "parallel", "importance", "trade-off", "slices", "contour"})
-"""Charts that a rehearsal has not."""
+OF_CONFIGURATIONS = frozenset({"parallel", "importance", "trade-off", "slices", "contour"})
+"""Charts that compare the metrics of configurations: the latest ones, or those after equal iterations."""
 
 
 def result_charts(result: Result, space: Space = None) -> dict[str, Figure]:
@@ -140,7 +140,7 @@ def charts_of(result: Result, charts: Mapping[str, tuple[str, str]] = CHARTS) ->
     return {
         name: (title.replace("GPU", result.place), note.replace("GPU", result.place))
         for name, (title, note) in charts.items()
-        if not (result.rehearsal and name in _OF_THE_METRIC)
+        if not (result.rehearsal and name in OF_CONFIGURATIONS | {"curves"})
     }
 
 
