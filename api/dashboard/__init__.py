@@ -107,10 +107,18 @@ def static(request: Request, name: str, v: str = "") -> Response:
 
 
 def render(request: Request, template: str, *, status: int = 200, unit: str = "USD", **values: Any) -> HTMLResponse:
-    """Render a template; all get `path`, `who`, `stranger`, `shares_pool`, `now` and `status`.
+    """Render a template; `unit` is that of its amounts."""
+    body, headers = zipped(request, in_unit(_rendered(request, template, status=status, **values), unit).encode())
+    return HTMLResponse(body, status, headers)
 
-    `unit` is that of its amounts.
-    """
+
+def frame_of(request: Request, name: str) -> str:
+    """Return the top of the site as markup for the report of an experiment, with the way back to its page."""
+    return _rendered(request, "report_frame.html", name=name)
+
+
+def _rendered(request: Request, template: str, *, status: int = 200, **values: Any) -> str:
+    """Render a template; all get `path`, `who`, `stranger`, `shares_pool`, `now` and `status`."""
     who, settings = principal_of(request), request.app.state.service.settings
     shared = {
         "path": request.url.path,
@@ -120,9 +128,7 @@ def render(request: Request, template: str, *, status: int = 200, unit: str = "U
         "now": settings.clock(),
         "status": status,
     }
-    text = in_unit(_templates.get_template(template).render(shared | values), unit)
-    body, headers = zipped(request, text.encode())
-    return HTMLResponse(body, status, headers)
+    return _templates.get_template(template).render(shared | values)
 
 
 _MANY_BYTES = 8192

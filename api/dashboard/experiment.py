@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
-from rubberband.api.dashboard import badge, render, tag_links, zipped
+from rubberband.api.dashboard import badge, frame_of, render, tag_links, zipped
 from rubberband.api.dashboard import experiment_texts as texts
 from rubberband.api.dashboard.experiment_texts import Asked, Trials
 from rubberband.api.problems import NOT_FOUND, HttpProblem
@@ -257,15 +257,16 @@ def json_of(request: Request, value: Mapping[str, Any], unit: str = "USD") -> Re
 
 
 @router.get("/experiments/{name}/report")
-def experiment_report(service: Serving, _reader: Reader, experiment: Known) -> Response:
-    """Report as one file of HTML. Raises Problem NOT_FOUND without a journal."""
+def experiment_report(request: Request, service: Serving, _reader: Reader, experiment: Known) -> Response:
+    """Report as one file of HTML, in the site's frame. Raises Problem NOT_FOUND without a journal."""
     result = result_of(service, experiment)
     if result is None:
         raise HttpProblem(NOT_FOUND, f"{experiment.name!r} has no report yet: it has not started")
-    policy = f"{CONTENT_POLICY}; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
+    policy = f"{CONTENT_POLICY}; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     headers = {"Content-Security-Policy": policy, "Cache-Control": "no-store"}
     space = _space(experiment)
-    page = render_html(result, cached_importance(result, space), f"/experiments/{experiment.name}/trials", space)
+    trials_at, frame = f"/experiments/{experiment.name}/trials", frame_of(request, experiment.name)
+    page = render_html(result, cached_importance(result, space), trials_at, space, frame)
     return HTMLResponse(page, headers=headers)
 
 

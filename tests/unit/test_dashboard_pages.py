@@ -167,6 +167,8 @@ def test_tables_and_the_report_are_there_once_it_has_begun(service: FakeService)
     answer = service.client.get("/experiments/one/report")
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert "Stages, planned and actual" in answer.text
+    assert '<a href="/experiments/one">&larr; one</a>' in answer.text, "there is a way back"
+    assert '<nav aria-label="Pages">' in answer.text, "it is part of the site"
 
 
 def test_nothing_of_the_user_s_becomes_markup_and_trials_are_linked(service: FakeService) -> None:

@@ -22,7 +22,7 @@ Figure = dict[str, Any]
 STAGE_COLOURS = ("#3b82c4", "#e08a1e", "#2a9d6f", "#b565a7", "#c8553d", "#6c8ebf", "#8f9a2e", "#7a6fd0")
 SHADES = ("#8d99a8", "#7b97b4", "#6391bd", "#3b82c4", "#4b8f9f", "#8a8f5e", "#b98f3c", "#e08a1e")
 """Colours from the worst metric to the best."""
-PLANNED, LOST = "#9aa0a8", "#d62728"
+PLANNED, LOST, FAR = "#9aa0a8", "#d62728", "#7a828c"
 CURVES = {
     "winner": ("#e08a1e", 3.5, 1.0),
     "best so far": ("#e08a1e", 3.5, 1.0),

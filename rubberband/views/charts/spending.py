@@ -18,6 +18,7 @@ from rubberband.executor.result.rows import paid_uses
 from rubberband.units import duration
 from rubberband.values.offer import SECONDS_PER_HOUR
 from rubberband.views.charts.parts import (
+    FAR,
     LOST,
     MANY_POINTS,
     PLANNED,
@@ -244,6 +245,7 @@ def _capped(result: Result, highest_usd: float, drawn: Figure) -> Figure:
     if not _near(result, highest_usd):
         height = 0.88 if result.outcome == "unfinished" else 0.98  # below the word now
         above = label | {"text": f"{text} is above", "yref": "paper", "y": height, "yanchor": "top"}
+        above["font"] = {"color": FAR}
         return {**drawn, "annotations": [*drawn["annotations"], above]}
     return {
         "shapes": [*drawn["shapes"], line_at(cap_usd, "y", {"width": 1.5, "color": LOST})],

@@ -144,11 +144,14 @@ def charts_of(result: Result, charts: Mapping[str, tuple[str, str]] = CHARTS) ->
     }
 
 
-def render_html(result: Result, importance: Figure | str = "", trials_at: str = "", space: Space = None) -> str:
+def render_html(
+    result: Result, importance: Figure | str = "", trials_at: str = "", space: Space = None, frame: str = ""
+) -> str:
     """Return the page; `importance` is the chart of the parameters' importance, or why there is none.
 
-    `trials_at` is the address of the trials' pages, to which their numbers and points lead; empty: there are none. The
-    axes of parameters are logarithmic where the `space` says so; without it, where values span decades.
+    `frame` is markup above it, of the site that it is part of. `trials_at` is the address of the trials' pages, to
+    which their numbers and points lead; empty: there are none. The axes of parameters are logarithmic where the `space`
+    says so; without it, where values span decades.
     """
     result = result.shown
     shares, reason = (None, importance) if isinstance(importance, str) else (importance, "")
@@ -184,7 +187,7 @@ def render_html(result: Result, importance: Figure | str = "", trials_at: str = 
             table_section(trials(result, MOST_TRIALS), sortable=True, trials_at=trials_at),
         ]
     )
-    return in_unit(page(f"{result.name} - RubberBand report", body, drawn, trials_at), result.unit)
+    return in_unit(page(f"{result.name} - RubberBand report", body, drawn, trials_at, frame), result.unit)
 
 
 STRIP, STRIP_END = '<div class="charts">', "</div>"
@@ -196,8 +199,8 @@ _BY_GPUS = (
 _BY_MODEL = " Dashed: the best batch by the profile's model, at the median noise scale of the stage's trials."
 
 
-def page(title: str, body: str, figures: Mapping[str, Any], trials_at: str = "") -> str:
-    """Return a page around `body`, with the script that draws the figures if there are any. `trials_at`: see above."""
+def page(title: str, body: str, figures: Mapping[str, Any], trials_at: str = "", frame: str = "") -> str:
+    """Return a page around `body`, with the script that draws the figures if there are any. The rest: see above."""
     script = f'<script type="text/plain" id="plotly">{_packed(PLOTLY)}</script>' if figures else ""
     data = f'<script type="application/json" id="figures">{script_json(short(figures))}</script>'
     led = f' data-trials="{html.escape(trials_at)}"' if trials_at else ""
@@ -212,7 +215,7 @@ def page(title: str, body: str, figures: Mapping[str, Any], trials_at: str = "")
 {script}
 </head>
 <body>
-<main{led}>
+{frame}<main{led}>
 {body}
 </main>
 {data}
