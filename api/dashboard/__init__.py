@@ -41,7 +41,7 @@ from rubberband.states import ACTIVE, OVER, ExperimentState
 from rubberband.units import counted, duration, format_bytes, format_duration, format_instant, in_unit, parse_deadline
 from rubberband.values.submission import Submission, Summary, search_words
 from rubberband.views.formatting import number, printable, usd, usd_decimals
-from rubberband.views.report.page import DENSE, PLOTLY
+from rubberband.views.report.page import DENSE, NARROW, PLOTLY
 
 # Static files of the dashboard, and plotly's script: read once, versioned by their content.
 
@@ -67,13 +67,13 @@ def asset_names() -> frozenset[str]:
     """Return all file names; nothing else is ever opened."""
     here = resources.files(__package__).joinpath("static")
     own = {file.name for file in here.iterdir() if Path(file.name).suffix in _TYPES}
-    return frozenset(own | {DENSE, PLOTLY})
+    return frozenset(own | {DENSE, NARROW, PLOTLY})
 
 
 @cache
 def asset(name: str) -> Asset:
     """Return one of `asset_names()`."""
-    place = resources.files(views) if name in (DENSE, PLOTLY) else resources.files(__package__).joinpath("static")
+    place = resources.files(views) if name in (DENSE, NARROW, PLOTLY) else resources.files(__package__).joinpath("static")
     body = place.joinpath(name).read_bytes()
     return Asset(
         body=body,

@@ -1,19 +1,13 @@
-// The page of a report, in one module with charts_dense.js.
+// The page of a report, in one module with charts_dense.js and charts_narrow.js.
 const figures = JSON.parse(document.getElementById("figures").textContent);
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const narrow = window.matchMedia("(max-width: 700px)").matches;
-
-// On a phone the legend takes a line for each entry.
-function height(layout) {
-  return layout.height + (narrow ? 100 : 0);
-}
 
 function theme(layout) {
   const text = dark.matches ? "#e4e8ec" : "#1d2329";
   const grid = dark.matches ? "#333a42" : "#dde1e6";
   const themed = {
     ...layout,
-    height: height(layout),
     font: { color: text, size: narrow ? 10 : 12, family: "system-ui, sans-serif" },
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
@@ -44,8 +38,10 @@ function draw() {
 
 function drawOne(name, figure) {
   const element = document.getElementById(name);
-  element.style.height = `${height(figure.layout)}px`;
-  const whole = turned({ data: figure.data, layout: theme(figure.layout) }, pressed.get(name));
+  const layoutHere = narrow ? narrowed(figure, element.clientWidth) : figure.layout;
+  element.style.height = `${layoutHere.height}px`;
+  if (narrow && layoutHere.meta?.panels) element.style.minWidth = "";
+  const whole = turned({ data: figure.data, layout: theme(layoutHere) }, pressed.get(name));
   const { data, layout } = merged(whole, hiddenOf(element));
   const skips = (menu) => ({ ...menu, buttons: menu.buttons.map((button) => ({ ...button, method: "skip" })) });
   if (data !== whole.data) layout.updatemenus = layout.updatemenus?.map(skips);

@@ -1,9 +1,10 @@
 // Plotly's figures in the colours of the page: `draw(element, figure)`. The page names plotly's script; it is large, and
 // what is drawn before it came is drawn once it has.
 import { merged } from "./charts_dense.js";
+import { narrowed } from "./charts_narrow.js";
 
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
-const narrow = window.matchMedia("(max-width: 720px)");
+export const narrow = window.matchMedia("(max-width: 720px)");
 const drawn = new Map();
 const LIMIT = "#d62728"; // of deadlines and caps in the figures that come: too dark to read on a dark page
 // Whether or not plotly came, nothing is waited for any more once the page is loaded.
@@ -16,13 +17,14 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-function themed(layout) {
+function themed(figure, width) {
   const text = colour("--text");
   const grid = colour("--line");
   const small = narrow.matches;
+  const layout = small ? narrowed({ ...figure, layout: { height: 360, ...figure.layout } }, width) : figure.layout;
   const whole = {
     ...layout,
-    height: (layout.height ?? 360) + (small && layout.showlegend ? 60 : 0),
+    height: layout.height ?? 360,
     font: { color: text, size: small ? 10 : 12, family: "system-ui, sans-serif" },
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
@@ -48,7 +50,7 @@ function themed(layout) {
 // Draws, or changes what was drawn; the promise waits for plotly.
 export async function draw(element, figure) {
   drawn.set(element, figure);
-  const { data, layout } = merged({ data: figure.data, layout: themed(figure.layout) }, hiddenOf(element, figure.layout));
+  const { data, layout } = merged({ data: figure.data, layout: themed(figure, element.clientWidth) }, hiddenOf(element, figure.layout));
   element.style.height = `${layout.height}px`;
   if (!window.Plotly) await loaded;
   if (drawn.get(element) !== figure) return;

@@ -1,5 +1,5 @@
 // The page's charts. Plotly's own buttons become switches that a keyboard reaches; what is chosen and zoomed stays.
-import { draw, save } from "./charts.js";
+import { draw, narrow, save } from "./charts.js";
 import { make } from "./dom.js";
 import { offerViews, viewed } from "./experiment_curves.js";
 import { COMPARING, offerIterations } from "./experiment_iterations.js";
@@ -44,7 +44,8 @@ export async function showFigure(name, latest) {
   note.dataset.whole ??= note.textContent;
   note.textContent = meta.note ?? note.dataset.whole;
   if (meta.parameters) offerPairs(section, meta);
-  element.parentElement.style.minWidth = meta.least_width_px ? `${meta.least_width_px}px` : "";
+  const isColumn = meta.panels && narrow.matches;
+  element.parentElement.style.minWidth = meta.least_width_px && !isColumn ? `${meta.least_width_px}px` : "";
   const isCurves = name === "curves";
   if (COMPARING.includes(name)) offerIterations(section);
   if (isCurves) offerViews(section, () => redraw(name));

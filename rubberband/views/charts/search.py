@@ -116,7 +116,7 @@ def slices(result: Result, space: Space = None) -> Figure | None:
         "height": slices_px(len(axes)),
         "showlegend": True,
         "margin": {"l": LABELS_PX, "r": 10, "t": 12, "b": 90},
-        "meta": {"least_width_px": 180 * wide, "note": _slices_note(shown, drawn, varying)},
+        "meta": {"least_width_px": 180 * wide, "panels": len(axes), "note": _slices_note(shown, drawn, varying)},
     }
     is_log = min(values) > 0 and max(values) > _SPREAD_FOR_LOG * median(values)
     for at, axis in enumerate(axes):

@@ -66,6 +66,8 @@ time instead of 200.
 """
 DENSE = "charts_dense.js"
 """Script for charts of very many trials, of the report and of the service's pages."""
+NARROW = "charts_narrow.js"
+"""Script for charts on a phone, of both."""
 MOST_TRIALS = 200
 """Limit of trials in the tables of the page, as a row takes 250 bytes; `rubberband export` has all."""
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
@@ -219,7 +221,7 @@ def page(title: str, body: str, figures: Mapping[str, Any], trials_at: str = "",
 {body}
 </main>
 {data}
-<script type="module">{asset(DENSE)}{asset("report.js")}</script>
+<script type="module">{asset(DENSE)}{asset(NARROW)}{asset("report.js")}</script>
 </body>
 </html>
 """
