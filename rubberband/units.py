@@ -186,6 +186,11 @@ def _zoned(instant: datetime, text: str) -> datetime:
         raise InputError(f"{shown(text)} is out of range; give a time such as 2026-11-21T20:00:00Z") from None
 
 
+def instant_text(at: float) -> str:
+    """Return an instant (Unix time) for people, in UTC to the second: 2026-11-21T20:00:00Z."""
+    return format_instant(datetime.fromtimestamp(int(at), UTC))
+
+
 def format_instant(instant: datetime) -> str:
     """Return an instant in UTC as `parse_deadline` reads it: 2026-11-21T20:00:00Z."""
     return instant.astimezone(UTC).isoformat().replace("+00:00", "Z")

@@ -12,7 +12,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
@@ -30,15 +30,19 @@ from rubberband import views
 from rubberband.api.body import read_experiment, require_allowed
 from rubberband.api.dashboard.reference import groups, prose, schemas
 from rubberband.api.problems import NOT_FOUND, HttpProblem
-from rubberband.api.routes import NAME_PATTERN, Reader, Service, Serving, authenticator_of, principal_of
+from rubberband.api.routes import NAME_PATTERN, Reader, Service, Serving, authenticator_of, caller_of, principal_of
+from rubberband.api.routes.queueing import place_if_submitted, previewing, queue_views
 from rubberband.api.security import COOKIE, STRANGER, cookie_of, safe_next
 from rubberband.api.store.schema import Principal
+from rubberband.client.models import QueueView
 from rubberband.errors import InputError
 from rubberband.executor.core.events import Event
+from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import Dumper
 from rubberband.spec.resources import Aws
 from rubberband.states import ACTIVE, OVER, ExperimentState
-from rubberband.units import counted, duration, format_bytes, format_duration, format_instant, in_unit, parse_deadline
+from rubberband.units import counted, duration, format_bytes, format_duration, in_unit, instant_text, parse_deadline
+from rubberband.values.plan import Policy
 from rubberband.values.submission import Submission, Summary, search_words
 from rubberband.views.formatting import number, printable, usd, usd_decimals
 from rubberband.views.report.page import DENSE, NARROW, PLOTLY
@@ -73,7 +77,9 @@ def asset_names() -> frozenset[str]:
 @cache
 def asset(name: str) -> Asset:
     """Return one of `asset_names()`."""
-    place = resources.files(views) if name in (DENSE, NARROW, PLOTLY) else resources.files(__package__).joinpath("static")
+    place = (
+        resources.files(views) if name in (DENSE, NARROW, PLOTLY) else resources.files(__package__).joinpath("static")
+    )
     body = place.joinpath(name).read_bytes()
     return Asset(
         body=body,
@@ -142,11 +148,6 @@ def zipped(request: Request, body: bytes) -> tuple[bytes, dict[str, str]]:
     return gzip.compress(body, compresslevel=4, mtime=0), headers | {"Content-Encoding": "gzip"}
 
 
-def instant(at: float) -> str:
-    """Format Unix time: 2026-11-21T20:00:00Z."""
-    return format_instant(datetime.fromtimestamp(int(at), UTC))
-
-
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\d(T)(\d\d:\d\d):\d\dZ")
 
 
@@ -179,7 +180,7 @@ def _environment() -> Environment:
     )
     templates.filters |= {"duration": duration, "usd": usd, "number": number, "counted": counted}
     templates.filters |= {
-        "instant": instant,
+        "instant": instant_text,
         "sentence": sentence,
         "timed": timed,
         "bytes": format_bytes,
@@ -249,15 +250,12 @@ _LONGEST_NAME = 63
 _MOST_TRIED = 100
 
 
-def preflight(
-    service: Service, principal: Principal, body: bytes, media_type: str, overrides: Sequence[str]
-) -> dict[str, Any]:
+def preflight(service: Service, principal: Principal, experiment: Experiment) -> dict[str, Any]:
     """Return the expected effect of a submission, which is not made, for the form.
 
     `free_name` is the name, or a similar one if it is taken. `deadline_s` counts from now. `measures` says whether a
-    profile is measured first, and `reason` why it cannot be submitted. Raises Problem if the body is no experiment.
+    profile is measured first, and `reason` why it cannot be submitted.
     """
-    experiment = read_experiment(body, media_type, overrides)
     deadline_s, reason = None, ""
     try:
         deadline_s = experiment.constraints.deadline_from(service.settings.clock())
@@ -365,10 +363,10 @@ def badge(submission: Submission) -> tuple[str, str]:
     return ("late", "done, late") if state is ExperimentState.DONE and slack_s < 0.0 else (state.value, state.value)
 
 
-def row(submission: Submission, now: float) -> Row:
-    """Return the row of an experiment at `now` (Unix time)."""
+def row(submission: Submission, now: float, queue: QueueView | None = None) -> Row:
+    """Return the row of an experiment at `now` (Unix time); `queue` is its place where it waits for a slot."""
     summary = submission.summary
-    slack, mood = _slack(submission, now)
+    slack, mood = ("cannot be met", "bad") if queue is not None and queue["warning"] else _slack(submission, now)
     cap_usd = _cap_usd(submission)
     telling = submission.state not in _ON_ITS_WAY or bool(submission.home)
     return Row(
@@ -380,7 +378,7 @@ def row(submission: Submission, now: float) -> Row:
         tags=tag_links(submission),
         note=submission.labels.note,
         share=_share(submission.state, summary),
-        progress=_progress(submission),
+        progress=_progress(submission) if queue is None else queue["text"],
         slack=slack,
         mood=mood,
         rehearsal=submission.rehearsal,
@@ -500,6 +498,7 @@ def _listed(service: Service, request: Request, asked: AskedRows) -> dict[str, A
         limit=_PAGE_SIZE,
         after=asked.cursor,
     )
+    places = queue_views(service, page.items)
     archived = sum(store.count_states(search=search, tags=tags, archived=True).values())
     counts = counted_choices(store.count_states(search=search, tags=tags, archived=False)) | {ARCHIVED: archived}
     titles = {name: title for name, (title, _) in CHOICES.items()}
@@ -510,7 +509,7 @@ def _listed(service: Service, request: Request, asked: AskedRows) -> dict[str, A
         "search": search,
         "asked": ", ".join([*([search] if search else []), *tags]),
         "tags": [(gone, at("/", show=show, tags=[tag for tag in tags if tag != gone])) for gone in tags],
-        "rows": [row(submission, now) for submission in page.items],
+        "rows": [row(submission, now, places.get(submission.name)) for submission in page.items],
         "next": page.next,
         "later": asked.cursor is not None,
         "show": show,
@@ -554,10 +553,17 @@ def login(request: Request, next: Annotated[str, Query(max_length=2000)] = "/", 
 
 
 @router.post("/plan/check")
-async def check(request: Request, service: Serving, reader: Reader, set: Overrides = ()) -> Response:
-    """Expected effect of submitting the body, as JSON for the form."""
+async def check(
+    request: Request, service: Serving, reader: Reader, set: Overrides = (), policy: Policy = "optimal"
+) -> Response:
+    """Expected effect of submitting the body, as JSON for the form; `queue` is its place where no slot is free."""
     body, media_type = await request.body(), request.headers.get("content-type", "")
-    return JSONResponse(await run_in_threadpool(preflight, service, reader, body, media_type, set))
+    experiment = await run_in_threadpool(read_experiment, body, media_type, set)
+    told = await run_in_threadpool(preflight, service, reader, experiment)
+    if told["reason"]:
+        return JSONResponse({**told, "queue": None})
+    plan = previewing(service, policy, caller_of(request))
+    return JSONResponse({**told, "queue": await place_if_submitted(service, experiment, plan, owner=reader.name)})
 
 
 # Signing in and out: requests of the form at /login.

@@ -22,13 +22,14 @@ from rubberband.api.dashboard import experiment_texts as texts
 from rubberband.api.dashboard.experiment_texts import Asked, Trials
 from rubberband.api.problems import NOT_FOUND, HttpProblem
 from rubberband.api.routes import Known, Reader, Service, Serving
+from rubberband.api.routes.queueing import queue_views
 from rubberband.api.routes.trials import trial_of
 from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.result.parts import TrialResult
 from rubberband.executor.result.result import Result
 from rubberband.states import ACTIVE, Action, ExperimentState
-from rubberband.units import counted, duration, format_instant, in_unit, parse_deadline
+from rubberband.units import counted, duration, in_unit, instant_text, parse_deadline
 from rubberband.values.command import entrypoint_text
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission
@@ -160,7 +161,7 @@ def _deadline(asked: Any, now: float) -> str:
         return str(asked)
     if not isinstance(found, datetime):
         return f"{duration(found)} from the start"
-    left_s, when = found.timestamp() - now, format_instant(found.replace(microsecond=0))
+    left_s, when = found.timestamp() - now, instant_text(found.timestamp())
     return f"{when} (in {duration(left_s)})" if left_s >= 0 else f"{when} (passed {duration(-left_s)} ago)"
 
 
@@ -318,7 +319,6 @@ def _forecast(experiment: Submission) -> Forecast | None:
 
 
 def _shown(service: Service, experiment: Submission, result: Result | None, asked: Asked) -> dict[str, Any]:
-    is_queued = experiment.state is ExperimentState.QUEUED
     kind, state = badge(experiment)
     begun = result is not None and experiment.summary.started_at is not None
     shown = {
@@ -334,7 +334,7 @@ def _shown(service: Service, experiment: Submission, result: Result | None, aske
         "address": f"/fragments/experiments/{experiment.name}",
         "facts": [] if begun else facts(experiment, service.settings.clock()),
         "tags": tag_links(experiment),
-        "turn": texts.turn(service.store.count_states()) if is_queued else "",
+        "queue": queue_views(service, [experiment]).get(experiment.name),
     }
     if not begun or result is None:
         return shown

@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -16,7 +15,7 @@ from fastapi import Depends, Query
 from rubberband.executor.result.parts import StageResult, TrialResult
 from rubberband.executor.result.result import Result
 from rubberband.states import ACTIVE, REHEARSAL, ExperimentState
-from rubberband.units import counted, duration, format_instant
+from rubberband.units import counted, duration, instant_text
 from rubberband.values.submission import Submission, Summary
 from rubberband.views.charts.parallel_coordinates import Range, Space, is_number, parameters, within
 from rubberband.views.charts.parts import CURVES
@@ -84,7 +83,7 @@ class Trouble:
 
 
 def sentence(submission: Submission, result: Result | None) -> str:
-    """Return the state, progress and limits in a sentence or two. Instants are as `format_instant` writes them."""
+    """Return the state, progress and limits in a sentence or two. Instants are as `instant_text` writes them."""
     reason = printable(submission.reason)
     if result is None or submission.summary.started_at is None:
         text = _NOT_BEGUN.get(submission.state, "")
@@ -167,12 +166,6 @@ def _of_instances(result: Result) -> Iterator[Trouble]:
         yield Trouble(what="Spot", why=interruptions(result), severe=False)
 
 
-def turn(counts: Mapping[str, int]) -> str:
-    """Return the load before a queued experiment; `counts`: state -> number of experiments."""
-    at_work = counts.get("running", 0) + counts.get("starting", 0)
-    return f"{counted(at_work, 'experiment')} running, {counts.get('queued', 0)} queued."
-
-
 def _capitalised(text: str) -> str:
     return text[:1].upper() + text[1:]
 
@@ -195,7 +188,7 @@ def _where(result: Result) -> str:
 def _ends(summary: Summary, result: Result) -> str:
     expected_s = summary.ends_s(elapsed_s=result.actual_jct_s)
     left_s = expected_s - result.actual_jct_s
-    at = format_instant(datetime.fromtimestamp(int((summary.started_at or 0.0) + expected_s), UTC))
+    at = instant_text((summary.started_at or 0.0) + expected_s)
     then = f"in {duration(left_s)}" if result.is_simulated else f"{at} (in {duration(left_s)})"
     ends = f"ends {then}" if left_s >= 1.0 else "about to end"
     if result.deadline_s is None:

@@ -15,6 +15,7 @@ from typing import Literal
 from rubberband.api.body import require_allowed
 from rubberband.api.experiments.admission import Admission
 from rubberband.api.experiments.extending import Extensions, LockOfEach, require_runnable
+from rubberband.api.experiments.queueing import Line
 from rubberband.api.experiments.starting import (
     HOSTED,
     KEY_GOOD_S,
@@ -211,6 +212,11 @@ class ExperimentRuns:
     def close(self) -> None:
         """Stop watching. The experiments continue."""
         self.watcher.close()
+
+    @property
+    def line(self) -> Line:
+        """The queue and its slots, as they were at the latest look."""
+        return self.watcher.line
 
     @property
     def alive(self) -> bool:

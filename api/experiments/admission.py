@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from rubberband.planner.sharing import Calendar, CalendarSlot, Span
 from rubberband.planning.month_cap import Expense, Shortage
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import lowered, on_pool, size_words
-from rubberband.units import format_duration, format_instant, format_usd
+from rubberband.units import format_duration, format_usd, instant_text
 from rubberband.values.submission import Submission, Summary
 
 START_S = 30.0
@@ -71,6 +71,10 @@ class Admission:
     def calendar(self) -> Calendar:
         """Return what is promised to the experiments that are not over."""
         return calendar_of(self._pool, self._store.promises())
+
+    def lends(self, experiment: Experiment) -> bool:
+        """Whether an experiment would have instances of the pool."""
+        return experiment.resources.provider == self._pool.provider
 
     def within(self, experiment: Experiment) -> Experiment:
         """Return an experiment with the pool's instances, and no more of them; its `notes` say where it asked for more.
@@ -253,7 +257,7 @@ class Admission:
             does = f"that plan takes {format_duration(math.ceil(jct_s))}, and costs {format_usd(cheaper.cost_usd)}"
             ways.append(f"set constraints.max_cost={most_usd:.2f} ({does})")
         if shortage.next_at is not None:
-            extensions["start_at"] = format_instant(datetime.fromtimestamp(shortage.next_at, UTC))
+            extensions["start_at"] = instant_text(shortage.next_at)
             ways.append(f"submit it from {extensions['start_at']} on")
         if cheaper is None:
             ways.append("make the search smaller" if ways else "make the search smaller, or raise the cap")
@@ -288,7 +292,7 @@ def _too_late(
     if slot.start_at > now:
         starts_in = format_duration(math.ceil(slot.start_at - now))
         why = f"the pool is promised to others: the plan can start in {starts_in} and ends in {words}, for {cost}"
-        starts["start_at"] = format_instant(datetime.fromtimestamp(math.ceil(slot.start_at), UTC))
+        starts["start_at"] = instant_text(math.ceil(slot.start_at))
     detail = f"{why}; set constraints.deadline={words}, or leave the deadline out"
     jct_s, was = slot.end_at - now, format_duration(max(0.0, deadline_at - now))
     return HttpProblem(

@@ -129,7 +129,8 @@ class Extensions:
             if waits(row):
                 other = with_limits(row.words, cast("datetime | None", instant), max_cost_usd, wanted.target)
                 require_runnable(Experiment.kept(other), self._settings)
-                return _of_waiting(row, other, self._settings.clock())
+                now = self._settings.clock()
+                return _of_waiting(row, other, now, waits_s=self._wait_of(row, now))
             with self._journals.opened(name) as follower:
                 limits = follower.limits(deadline=instant, max_cost_usd=max_cost_usd, target=wanted.target)
                 trials = wanted.trials
@@ -139,6 +140,11 @@ class Extensions:
                     allowance.require_going_on(follower, self._settings.home, max_cost_usd=max_cost_usd, goes_on=False)
             is_driven = row.state is ExperimentState.RUNNING
             return RestQuestion(name=name, now=self._settings.clock(), limits=limits, trials=trials, driven=is_driven)
+
+    def _wait_of(self, row: Submission, now: float) -> float:
+        """Return the seconds until the expected start of a queued experiment; 0 where that is not known."""
+        turn = self._watcher.line.turns(now).get(row.name)
+        return 0.0 if turn is None or turn.start_at is None else turn.start_at - now
 
     def grant(self, question: RestQuestion, answer: RestAnswer, request: str) -> Extension | None:
         """Put the limits in force, once for each `request`; None if the limits changed since the answer was planned.
@@ -175,12 +181,17 @@ class Extensions:
         """Change the settings of a queued experiment, and the plan that it counts with."""
         if not waits(row) or row.words != question.words:
             return False
-        after = answer.extension.after
+        after, shortest_s = answer.extension.after, row.summary.shortest_jct_s
+        if shortest_s is not None:
+            shortest_s = min(shortest_s, after.jct_s)
+        planned = replace(
+            row.summary, planned_jct_s=after.jct_s, planned_cost_usd=after.cost_usd, shortest_jct_s=shortest_s
+        )
         return self._store.change(
             question.name,
             at=self._settings.clock(),
             words=question.other,
-            summary=replace(row.summary, planned_jct_s=after.jct_s, planned_cost_usd=after.cost_usd),
+            summary=planned,
             admitted_usd=row.admitted_usd,
             expected={ExperimentState.QUEUED},
             request=request,
@@ -221,6 +232,15 @@ def require_runnable(experiment: Experiment, settings: Settings) -> None:
     allowance.require_runnable(experiment, settings.home, store=settings.store, is_lent=is_lent)
 
 
-def _of_waiting(row: Submission, other: dict[str, Any], now: float, *, is_granted: bool = False) -> RestQuestion:
-    words, policy = dict(row.words), cast(Policy, row.policy)
-    return RestQuestion(name=row.name, now=now, words=words, other=other, policy=policy, is_granted=is_granted)
+def _of_waiting(
+    row: Submission, other: dict[str, Any], now: float, *, waits_s: float = 0.0, is_granted: bool = False
+) -> RestQuestion:
+    return RestQuestion(
+        name=row.name,
+        now=now + waits_s,
+        waits_s=waits_s,
+        words=dict(row.words),
+        other=other,
+        policy=cast(Policy, row.policy),
+        is_granted=is_granted,
+    )

@@ -14,9 +14,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rubberband.api.experiments.budgets import Spending
+from rubberband.api.experiments.queueing import NO_LINE, Line, Queue, Waiting, holder_of, waiting_of
 from rubberband.api.experiments.recording import LONG_MOMENT_S, MOMENT_S, Newcomers, Recorder
 from rubberband.api.experiments.sharing import Member, Sharing
-from rubberband.api.experiments.starting import GOES_ON, AdmissionPolicy, NotStartedError, Processes, Queue
+from rubberband.api.experiments.starting import GOES_ON, AdmissionPolicy, NotStartedError, Processes
 from rubberband.api.settings import Settings
 from rubberband.api.store import Store
 from rubberband.errors import JournalError
@@ -56,6 +57,10 @@ class Watcher:
         self._rows: dict[str, Submission] = {}
         """Experiments that are queued, run, or cannot be read."""
         self._queue = Queue({} if settings.pool is None else settings.pool.weights)
+        self._waiting: dict[str, Waiting] = {}
+        """Name -> experiment of the queue."""
+        self.line: Line = NO_LINE
+        """The queue and the slots as the latest round left them. Any thread may read it."""
         self._settled: dict[str, Stamp | float] = {}
         """All others: the stamp of the journal, or `changed_at` of the row until the journal is looked at."""
         self._recorders: dict[str, Recorder] = {}
@@ -244,7 +249,7 @@ class Watcher:
 
     def _forget(self, name: str) -> None:
         """Forget a deleted experiment."""
-        self._queue.drop(name)
+        self._leave_queue(name)
         self._rows.pop(name, None)
         self._settled.pop(name, None)
         self._by_hand.discard(name)
@@ -258,13 +263,18 @@ class Watcher:
         name = row.name
         if row.state is ExperimentState.QUEUED:
             self._queue.put(name, row.owner)
+            self._waiting[name] = waiting_of(row)
         else:
-            self._queue.drop(name)
+            self._leave_queue(name)
         if row.state in AT_WORK | IDLE:
             self._rows[name] = row
             self._settled.pop(name, None)
         elif name in self._rows or name not in self._settled:
             self._settle(row)
+
+    def _leave_queue(self, name: str) -> None:
+        self._queue.drop(name)
+        self._waiting.pop(name, None)
 
     def _settle(self, row: Submission) -> None:
         was_followed = self._rows.pop(row.name, None) is not None
@@ -318,8 +328,7 @@ class Watcher:
 
     def _start_queued(self) -> None:
         """Start those that a pool has promised instances, and others while slots are free: owners take turns."""
-        begun = (row for row in self._rows.values() if row.state in AT_WORK and row.attempt > 0)
-        running = Counter(row.owner for row in begun if not self._waits(row))
+        running = Counter(row.owner for row in self._holders())
         promised = self._promised()
         for queued in self._queue:
             if queued in promised:
@@ -334,6 +343,23 @@ class Watcher:
             if self._alone(name, self._begin):
                 running[owner] += 1
                 self._queue.took_turn(owner)
+        self._publish(promised)
+
+    def _holders(self) -> list[Submission]:
+        """The experiments that have a slot."""
+        begun = (row for row in self._rows.values() if row.state in AT_WORK and row.attempt > 0)
+        return [row for row in begun if not self._waits(row)]
+
+    def _publish(self, promised: Collection[str]) -> None:
+        """Let requests read the queue: without those that a pool has promised instances, or that wait for money."""
+        rows = ((name, self._rows[name]) for name in self._queue)
+        elsewhere = [name for name, row in rows if name in promised or row.reason not in ("", GOES_ON)]
+        self.line = Line(
+            queue=self._queue.copy(without=elsewhere),
+            running=[holder_of(row) for row in self._holders()],
+            waiting=dict(self._waiting),
+            slots=self._settings.limits.max_running,
+        )
 
     def _waits(self, row: Submission) -> bool:
         return (recorder := self._recorders.get(row.name)) is not None and recorder.waits

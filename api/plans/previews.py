@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -34,6 +34,8 @@ class PlanAnswer:
     """200; 422 where no plan meets the constraints."""
     body: bytes
     """`rubberband.estimate/1` as JSON, or a problem that carries it."""
+    words: Mapping[str, Any] = field(default_factory=dict)
+    """The experiment that was planned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,7 +348,7 @@ class Plans:
 
     async def _plan(self, planner: Planner, id: str, preview: Preview, now: float) -> PlanAnswer:
         facts, body = await planner.plan()
-        answer = PlanAnswer(id=id, status=facts["status"], body=body)
+        answer = PlanAnswer(id=id, status=facts["status"], body=body, words=facts["words"])
         self._memory.keep_answer(answer)
         if preview.beside is not None:
             return answer
@@ -375,7 +377,7 @@ class Plans:
         found = await self._stored_plan(id)
         if found is None:
             return None
-        answer = PlanAnswer(id=found.id, status=found.status, body=found.body)
+        answer = PlanAnswer(id=found.id, status=found.status, body=found.body, words=found.words)
         self._memory.keep_answer(answer)
         return answer
 

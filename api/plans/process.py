@@ -56,8 +56,9 @@ from rubberband.planning.prices_and_quotas import (
     local_prices_and_quotas,
 )
 from rubberband.spec.experiment import Experiment
-from rubberband.units import format_duration, format_instant, parse_deadline, shown
+from rubberband.units import format_duration, format_instant, instant_text, parse_deadline, shown
 from rubberband.values.plan import Policy
+from rubberband.views.queueing import about
 
 # Other limits of an experiment: the question, and the answer.
 
@@ -70,7 +71,9 @@ class RestQuestion:
 
     name: str
     now: float
-    """Unix time of the question; an experiment that has not started is planned as if it started then."""
+    """Unix time of the question; for an experiment that has not started, of its expected start."""
+    waits_s: float = 0.0
+    """Time until that start."""
     limits: Limits = field(default_factory=Limits)
     """Other limits of a started experiment, as its driver counts them."""
     trials: NewTrials | None = None
@@ -104,7 +107,7 @@ def answered(question: Json, home: Path, code: Sequence[str] = (), allowed: Sequ
     """
     asked = TypeAdapter(RestQuestion).validate_python(question)
     if asked.words:
-        extension = waiting_extension(asked.words, asked.other, asked.policy, asked.now, code, allowed)
+        extension = waiting_extension(asked.words, asked.other, asked.policy, asked.now, code, allowed, asked.waits_s)
         found = RestAnswer(extension=extension, had=Limits())
     else:
         found = _of_begun(asked, home)
@@ -169,7 +172,10 @@ def _require_later(constraints: Mapping[str, Any], deadline: datetime) -> None:
     if has is None:
         raise InputError("deadline: the experiment has none to extend; leave it out")
     if isinstance(before := parse_deadline(has), datetime) and deadline <= before:
-        raise InputError(f"deadline: {format_instant(deadline)} is not later than {has}; give a later one")
+        raise InputError(
+            f"deadline: {instant_text(deadline.timestamp())} is not later than the present one, "
+            f"{instant_text(before.timestamp())}; give a later one"
+        )
 
 
 def _require_more(constraints: Mapping[str, Any], max_cost_usd: float) -> None:
@@ -187,8 +193,9 @@ def waiting_extension(
     now: float,
     code: Sequence[str] = (),
     allowed: Sequence[str] = (),
+    waits_s: float = 0.0,
 ) -> Extension:
-    """Return what is expected under both settings if the experiment starts at `now` (Unix time).
+    """Return what is expected under both settings if the experiment starts at `now` (Unix time), in `waits_s`.
 
     Raises Problem CONFLICT if no plan is feasible, InputError for settings that cannot be planned.
     """
@@ -198,8 +205,12 @@ def waiting_extension(
     except InputError:  # its deadline passed in the queue
         before = None
     targets = [each.get("search", {}).get("stop", {}).get("target") for each in (words, other)]
-    found = _outlook(after, after, targets[1])
-    return Extension(before=found if before is None else _outlook(before, after, targets[0]), after=found, stage=0)
+    starts = f"starts in about {about(waits_s)}, and times count from then" if waits_s else "nothing has started"
+    found = _outlook(after, after, targets[1], f"it is queued; {starts}")
+    if before is None:
+        late = replace(found, deadline_s=0.0, feasible=False, reason="its deadline passes before it starts")
+        return Extension(before=late, after=found, stage=0)
+    return Extension(before=_outlook(before, after, targets[0], found.reason), after=found, stage=0)
 
 
 def _estimate(
@@ -213,7 +224,7 @@ def _estimate(
     ).estimate
 
 
-def _outlook(found: Estimate, stand_in: Estimate, target: float | None) -> Outlook:
+def _outlook(found: Estimate, stand_in: Estimate, target: float | None, otherwise: str) -> Outlook:
     job = found.job or stand_in.job
     if job is None:
         raise HttpProblem(CONFLICT, f"with these limits no plan is feasible either: {stand_in.reason}")
@@ -225,7 +236,7 @@ def _outlook(found: Estimate, stand_in: Estimate, target: float | None) -> Outlo
         target=target,
         plan=job.plan,
         feasible=found.feasible,
-        reason=found.reason or "it is queued; nothing has started",
+        reason=found.reason or otherwise,
     )
 
 

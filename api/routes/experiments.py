@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from rubberband.api.body import read_experiment, require_allowed
-from rubberband.api.experiments.admission import OvertakenError, planned_of
-from rubberband.api.plans.previews import PlanAnswer, PreviewOptions
+from rubberband.api.experiments.admission import OvertakenError, PlanOf, planned_of
+from rubberband.api.plans.previews import PlanAnswer
 from rubberband.api.problems import (
     CONFLICT,
     INFEASIBLE,
@@ -49,13 +49,14 @@ from rubberband.api.routes.answers import (
     refusals,
     require_json,
 )
+from rubberband.api.routes.queueing import experiment_views, place_of, previewing, queue_views, shortest_s
 from rubberband.api.store.schema import Principal
 from rubberband.client import models
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.units import shown
 from rubberband.values.plan import Policy
-from rubberband.values.submission import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS, LabelChange, Submission
+from rubberband.values.submission import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS, LabelChange, Submission, Summary
 from rubberband.views import experiment as views_json
 
 _SUBMISSION_TRIES = 5
@@ -118,8 +119,7 @@ def list_experiments(
     page = service.store.submissions(
         states=state or None, search=search, tags=tag or (), archived=archived, limit=limit, after=cursor
     )
-    items = [views_json.experiment_view(submission) for submission in page.items]
-    return json_answer({"items": items, "next": page.next})
+    return json_answer({"items": experiment_views(service, page.items), "next": page.next})
 
 
 @router.post(
@@ -158,14 +158,14 @@ async def submit(
         experiment = await run_in_threadpool(read_experiment, body, media_type, set_ or ())
         known = await run_in_threadpool(service.runs.submitted, experiment.name, given.request)
         if known is not None:  # its answer was lost; by now there may be no feasible plan
-            return _accepted(known)
+            return _accepted(known, queue_views(service, [known]).get(known.name))
         require_allowed(experiment, service.settings)
         if plan is not None and await service.plans.find(plan) is None:
             raise HttpProblem(INVALID, f"plan: {shown(plan)} not found; preview it again, or leave plan out")
         accept = partial(service.runs.submit, policy=policy, owner=principal.name, request=given.request)
-        preview = partial(service.plans.preview, options=PreviewOptions(policy=policy), caller=caller_of(request))
+        preview = previewing(service, policy, caller_of(request))
         if service.admission is None:
-            return await _planned(experiment, plan, preview, accept)
+            return await _planned(service, experiment, plan, preview, accept)
         for left in reversed(range(_SUBMISSION_TRIES)):
             try:
                 return await _promised(service, principal.name, experiment, plan, preview, accept)
@@ -177,22 +177,31 @@ async def submit(
     return await once(service.store, service.settings.clock, given, act)
 
 
-_Preview = Callable[..., Awaitable[PlanAnswer]]
 _Accept = Callable[..., Submission]
 
 
-async def _planned(experiment: Experiment, seen: str | None, preview: _Preview, accept: _Accept) -> Response:
+async def _planned(
+    service: Service, experiment: Experiment, seen: str | None, preview: PlanOf, accept: _Accept
+) -> Response:
     """Accept an experiment that has a feasible plan, or whose profile is measured first."""
     if experiment.profile is not None:
         found = await preview(experiment)
         if found.status != 200:
             return Response(found.body, found.status, media_type=MEDIA_TYPE)
         seen = seen or found.id
-    return _accepted(await run_in_threadpool(accept, experiment, plan=seen), experiment.notes)
+        accept = partial(accept, summary=await _summary(service, experiment, found, preview))
+    made = await run_in_threadpool(accept, experiment, plan=seen)
+    return _accepted(made, place_of(service, made), experiment.notes)
+
+
+async def _summary(service: Service, experiment: Experiment, found: PlanAnswer, preview: PlanOf) -> Summary:
+    """Return the time and cost that are planned, and for one that will wait, the time of its shortest plan."""
+    shortest_jct_s = None if service.runs.line.is_free else await shortest_s(experiment, preview)
+    return replace(planned_of(json.loads(found.body)), shortest_jct_s=shortest_jct_s)
 
 
 async def _promised(
-    service: Service, owner: str, experiment: Experiment, seen: str | None, preview: _Preview, accept: _Accept
+    service: Service, owner: str, experiment: Experiment, seen: str | None, preview: PlanOf, accept: _Accept
 ) -> Response:
     """Accept an experiment whose plan fits into its owner's budget, and beside what the pool has promised to others.
 
@@ -205,12 +214,12 @@ async def _promised(
     if experiment.profile is None:
         admission.require_plan(experiment)
         accept = partial(accept, admitted_usd=admission.budgets.most_usd(experiment, owner, None))
-        return await _planned(experiment, seen, preview, accept)
+        return await _planned(service, experiment, seen, preview, accept)
     found = await preview(experiment)
     if found.status != 200:
         return Response(found.body, found.status, media_type=MEDIA_TYPE)
     promise = await admission.admit(experiment, found, service.settings.clock(), preview, owner=owner)
-    planned = planned_of(json.loads(found.body))
+    planned = await _summary(service, experiment, found, preview)
     if promise is not None:
         planned = replace(planned, planned_cost_usd=promise.cost_usd)
     accept = partial(
@@ -221,12 +230,13 @@ async def _promised(
     )
     await service.plans.keep()  # the next submission counts it
     made = await run_in_threadpool(accept, experiment, plan=seen or found.id)
-    return _accepted(made, experiment.notes)
+    place = None if promise is not None else place_of(service, made)
+    return _accepted(made, place, experiment.notes)
 
 
-def _accepted(submission: Submission, notes: Sequence[str] = ()) -> Response:
+def _accepted(submission: Submission, queue: models.QueueView | None, notes: Sequence[str] = ()) -> Response:
     location = {"Location": f"/v1/experiments/{submission.name}"}
-    return json_answer({**views_json.experiment_view(submission), "notes": list(notes)}, 201, location)
+    return json_answer({**views_json.experiment_view(submission, queue), "notes": list(notes)}, 201, location)
 
 
 @router.get(
@@ -239,7 +249,8 @@ def _accepted(submission: Submission, notes: Sequence[str] = ()) -> Response:
 def get_experiment(service: Serving, _reader: Reader, experiment: Known) -> Response:
     """How it stands, stage by stage."""
     result = service.runs.result(experiment.name)
-    return json_answer(views_json.experiment_detail(experiment, result))
+    place = queue_views(service, [experiment]).get(experiment.name)
+    return json_answer(views_json.experiment_detail(experiment, result, place))
 
 
 def action(
@@ -302,7 +313,7 @@ async def acted(
 
     async def act() -> Response:
         submission = await run_in_threadpool(effect, name, request=given.request)
-        return json_answer(views_json.experiment_view(submission), 202)
+        return json_answer(experiment_views(service, [submission])[0], 202)
 
     return await once(service.store, service.settings.clock, given, act)
 
@@ -348,7 +359,7 @@ async def label(request: Request, service: Serving, _: Submitter, experiment: Kn
         raise HttpProblem(INVALID, "nothing to change; give add_tags, remove_tags, note or archived")
     change = LabelChange(**words.model_dump())
     found = await run_in_threadpool(service.runs.care.label, experiment.name, change)
-    return json_answer(views_json.experiment_view(found))
+    return json_answer(experiment_views(service, [found])[0])
 
 
 @router.delete(

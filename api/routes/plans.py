@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Coroutine
-from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Request
@@ -34,7 +33,9 @@ from rubberband.api.problems import (
 )
 from rubberband.api.routes import Reader, Service, Serving, caller_of
 from rubberband.api.routes.answers import EXAMPLES, EXPERIMENT_BODY, invalid, refusals, require_documented
+from rubberband.api.routes.queueing import place_if_submitted, previewing
 from rubberband.client.models import OptionView, PlanView
+from rubberband.spec.experiment import Experiment
 from rubberband.units import shown
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"])
@@ -80,7 +81,8 @@ async def preview_plan(request: Request, service: Serving, reader: Reader) -> Re
 
     The same question has the same answer and the same id. 422 where no plan keeps the limits, with `nearest` and the
     `remedies`: the least changes that make one possible, each as `set` takes it, with the time and cost of its plan.
-    The deadline may be absolute; then the answer holds for this second.
+    The deadline may be absolute; then the answer holds for this second. Where all slots are taken, `queue` has the
+    place in the queue, the expected start, and whether the deadline can be met then.
     """
     body, media_type = await request.body(), request.headers.get("content-type", "")
     if service.admission is not None:
@@ -90,7 +92,12 @@ async def preview_plan(request: Request, service: Serving, reader: Reader) -> Re
     if answer is None:
         preview = Preview(body=body, media_type=media_type, options=_options(request))
         answer = await _unless_left(request, service.plans.answer(preview, asked, caller_of(request)))
-    return _response(answer)
+    if answer.status != 200 or service.runs.line.is_free:
+        return _response(answer)
+    experiment = Experiment.kept(answer.words)  # read already: to parse it again takes longer than to plan it
+    plan = previewing(service, _options(request).policy, caller_of(request))
+    queue = await place_if_submitted(service, experiment, plan, owner=reader.name, answer=answer)
+    return _response(answer) if queue is None else _passing({**json.loads(answer.body), "queue": queue})
 
 
 async def _beside_promises(
@@ -107,14 +114,22 @@ async def _beside_promises(
     answer = await _unless_left(request, service.plans.preview(fitted, options, caller=caller))
     if answer.status != 200:
         return _response(answer)
-    plan = partial(service.plans.preview, options=PreviewOptions(policy=options.policy), caller=caller)
+    plan = previewing(service, options.policy, caller)
     promise = await admission.admit(fitted, answer, service.settings.clock(), plan, owner=owner)
-    if promise is None and not fitted.notes:
+    queue = await place_if_submitted(service, fitted, plan, owner=owner, answer=answer)
+    if promise is None and queue is None and not fitted.notes:
         return _response(answer)
     estimate = json.loads(answer.body)
     view = {**estimate, "notes": list(dict.fromkeys([*fitted.notes, *estimate["notes"]]))}
     if promise is not None:
         view["promise"] = {"start_at": promise.start_at, "end_at": promise.end_at}
+    if queue is not None:
+        view["queue"] = queue
+    return _passing(view)
+
+
+def _passing(view: dict[str, Any]) -> Response:
+    """Return a plan with what holds at this moment only: others may submit at any time."""
     return Response(json.dumps(view).encode(), 200, {"Cache-Control": "no-store"}, media_type="application/json")
 
 

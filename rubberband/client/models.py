@@ -72,6 +72,8 @@ class SummaryView(Answer):
     """The part of `cost_usd` that was spent in that month."""
     planned_jct_s: float | None
     planned_cost_usd: float | None
+    shortest_jct_s: float | None
+    """Time of the shortest plan within its budget, if it was queued; with 95 % probability where times vary."""
     forecast_jct_s: float | None
     forecast_cost_usd: float | None
     deadline_s: float | None
@@ -87,6 +89,25 @@ class SummaryView(Answer):
     """Trials that were added while it did not run, and that a resume trains."""
     is_extended: bool
     """Whether it has ended and was extended since, so that a resume continues it."""
+
+
+class QueueView(Answer):
+    """Place of an experiment in the queue, or where it would come in. Instants are Unix time in seconds."""
+
+    place: int
+    """1 starts next."""
+    ahead: int
+    """Experiments that have a slot, or start before it."""
+    start_at: float | None
+    """Expected start; null where one ahead has no plan yet."""
+    last_start_at: float | None
+    """The last start that meets its deadline, by the shortest plan; null without a deadline."""
+    text: str
+    """Place and expected start in words."""
+    warning: str
+    """Why its deadline cannot be met, so that it is refused at its turn; empty as long as it can."""
+    deadline: str | None
+    """With a warning: a deadline that can be met, from the submission on; null where the start is not known."""
 
 
 class ExperimentView(Answer):
@@ -114,6 +135,8 @@ class ExperimentView(Answer):
     ]
     charged: Annotated[bool, Field(description="Whether its amounts are paid for, and not only metered.")]
     summary: SummaryView
+    queue: NotRequired[QueueView]
+    """Its place in the queue, while it waits for a slot."""
 
 
 class RemovalView(Answer):
@@ -537,6 +560,8 @@ class PlanView(Answer):
     """The alternatives. One that is `pending` takes a simulation; its row is at its `url`."""
     promise: NotRequired[dict[str, float] | None]
     """`start_at` and `end_at` (Unix time) that a pool would promise a submission; only with a pool and a deadline."""
+    queue: NotRequired[QueueView]
+    """Its place if it were submitted now; only where it would wait for a slot."""
     size: NotRequired[dict[str, Any] | None]
     """The size of a search that was sized to the limits: its `key`, `number` and `trials`."""
 

@@ -379,11 +379,14 @@ def _listed(view: ExperimentView) -> Listed:
     from rubberband.states import EXPLAINED
     from rubberband.values.submission import waiting
     from rubberband.views.formatting import printable
+    from rubberband.views.queueing import queue_line
 
     summary = view["summary"]
     best = summary["best_value"]
     note = f", {summary['best_note']}" if summary.get("best_note") else ""
     why = view["reason"] if view["state"] in EXPLAINED else ""
+    if (queue := view.get("queue")) and not why:
+        why = queue_line(view["name"], queue)
     waits = waiting(view["name"], view["state"], summary)
     return Listed(
         name=view["name"],

@@ -253,6 +253,10 @@ def submit(
         for line in found["notes"]:
             print(line, file=sys.stderr)
         print(f"{name}: {found['state']} at {client.url}", file=sys.stderr)
+        if queue := found.get("queue"):
+            from rubberband.views.queueing import submitted_line
+
+            print(f"{name}: {submitted_line(name, queue)}", file=sys.stderr)
         print(name)
         if watch:
             from rubberband.commands.experiment import watch_remote

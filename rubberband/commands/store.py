@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +15,7 @@ import typer
 from rubberband.commands.common import argument, group, say
 from rubberband.commands.serve import StoreOption
 from rubberband.errors import InputError
-from rubberband.units import shown
+from rubberband.units import instant_text, shown
 
 if TYPE_CHECKING:
     from rubberband.api.security import Tokens
@@ -72,8 +71,8 @@ def list_(store: StoreOption = None) -> None:
     table = Table("id", "name", "scope", "made", "state", "last used", box=None, pad_edge=False)
     with _tokens(store) as tokens:
         for record in tokens.records():
-            used = "never" if record.last_used_at is None else _instant(record.last_used_at)
-            table.add_row(record.id, record.name, record.scope, _instant(record.created_at), _state(record), used)
+            used = "never" if record.last_used_at is None else instant_text(record.last_used_at)
+            table.add_row(record.id, record.name, record.scope, instant_text(record.created_at), _state(record), used)
     Console(soft_wrap=True).print(table)
 
 
@@ -105,20 +104,14 @@ def _tokens(store: str | None) -> Iterator[Tokens]:
 
 def _state(record: TokenRecord) -> str:
     if record.revoked_at is not None:
-        return f"revoked {_instant(record.revoked_at)}"
+        return f"revoked {instant_text(record.revoked_at)}"
     if record.expires_at is not None and record.expires_at <= time.time():
-        return f"expired {_instant(record.expires_at)}"
+        return f"expired {instant_text(record.expires_at)}"
     return _until(record)
 
 
 def _until(record: TokenRecord) -> str:
-    return "never expires" if record.expires_at is None else f"expires {_instant(record.expires_at)}"
-
-
-def _instant(at: float) -> str:
-    from rubberband.units import format_instant
-
-    return format_instant(datetime.fromtimestamp(int(at), UTC))
+    return "never expires" if record.expires_at is None else f"expires {instant_text(record.expires_at)}"
 
 
 StoreUrl = Annotated[

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rubberband.errors import InfeasibleError
 from rubberband.spec.pool import PoolFile, PoolFolder
-from rubberband.units import MONEY_SLACK_USD, format_instant, format_usd, month_begin, month_end
+from rubberband.units import MONEY_SLACK_USD, format_usd, instant_text, month_begin, month_end
 
 _LONGEST_S = 10 * 366 * 24 * 3600.0
 """Months that begin later than this are not looked at."""
@@ -87,7 +87,7 @@ class MonthCap:
         ways = ["set a lower constraints.max_cost", "make the search smaller"] if what == "this plan" else []
         last = "raise the cap"
         if found.next_at is not None:
-            last = f"start it from {format_instant(datetime.fromtimestamp(found.next_at, UTC))} on"
+            last = f"start it from {instant_text(found.next_at)} on"
         return f"{found.words(f'{what} costs')}; {', '.join([*ways, f'or {last}' if ways else last])}"
 
     def _next_at(self, month: float, expense: Expense) -> float | None:

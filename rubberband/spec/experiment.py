@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
@@ -41,7 +41,7 @@ from rubberband.spec.space import to_words
 from rubberband.spec.space_notes import constant_notes
 from rubberband.spec.stopping import check_stop
 from rubberband.spec.training import Batch, Training
-from rubberband.units import counted, format_duration, nearest, shown
+from rubberband.units import counted, format_duration, instant_text, nearest, shown
 from rubberband.values.environment import HASH_SEED, LONGEST_SPACE, SPACE, Environment
 from rubberband.values.kinds import part_of
 from rubberband.values.memory import TrialMemory
@@ -89,8 +89,8 @@ class Constraints(Words):
             return self.deadline_s
         left_s = self.deadline_at - now
         if left_s <= 0:
-            now_text = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
-            raise InputError(f"constraints.deadline: {self.deadline} has passed (it is {now_text}); give a later one")
+            passed = f"{instant_text(self.deadline_at)} has passed (it is {instant_text(now)})"
+            raise InputError(f"constraints.deadline: {passed}; give a later one")
         return left_s
 
 

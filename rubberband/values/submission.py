@@ -128,6 +128,8 @@ class Summary:
     """The part of `cost_usd` that was spent in that month."""
     planned_jct_s: float | None = None
     planned_cost_usd: float | None = None
+    shortest_jct_s: float | None = None
+    """Time of the shortest plan within its budget, if it was queued; with 95 % probability where times vary."""
     forecast_jct_s: float | None = None
     forecast_cost_usd: float | None = None
     deadline_s: float | None = None

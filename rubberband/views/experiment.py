@@ -61,18 +61,22 @@ def wire(model: type[Wire], source: object, **others: Any) -> Wire:
     return cast(Wire, {name: plain(others[name] if name in others else getattr(source, name)) for name in names})
 
 
-def experiment_view(submission: Submission) -> models.ExperimentView:
-    """Return an experiment as lists show it."""
+def experiment_view(submission: Submission, queue: models.QueueView | None = None) -> models.ExperimentView:
+    """Return an experiment as lists show it; `queue` is its place where it waits for a slot of a service."""
     words = submission.words
     resources = words.get("resources")
-    return wire(
+    view = wire(
         models.ExperimentView,
         submission,
         entrypoint=entrypoint_text(words.get("entrypoint")),
         provider=resources.get("provider") if isinstance(resources, Mapping) else None,
         slack_s=slack_s(submission),
+        queue=queue,
         **plain(submission.labels),
     )
+    if queue is None:
+        del view["queue"]
+    return view
 
 
 def removal_view(going: Removal, *, is_deleted: bool) -> models.RemovalView:
@@ -80,14 +84,16 @@ def removal_view(going: Removal, *, is_deleted: bool) -> models.RemovalView:
     return wire(models.RemovalView, going, deleted=is_deleted)
 
 
-def experiment_detail(submission: Submission, result: Result | None) -> models.ExperimentDetail:
+def experiment_detail(
+    submission: Submission, result: Result | None, queue: models.QueueView | None = None
+) -> models.ExperimentDetail:
     """Return an experiment with its stages, plan and forecast."""
     summary = submission.summary
     planned, best = (summary.planned_jct_s, summary.planned_cost_usd), None if result is None else result.best
     if result is not None:
         planned = result.planned_jct_s, result.whole_planned_usd
     return {
-        **experiment_view(submission),
+        **experiment_view(submission, queue),
         "words": plain(submission.words),
         "stages": [] if result is None else plain(result.stages),
         "rungs": [] if result is None else plain(result.rungs),

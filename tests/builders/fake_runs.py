@@ -16,6 +16,7 @@ from rubberband.api.app import app_of
 from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.experiments.admission import Admission
 from rubberband.api.experiments.extending import Wanted
+from rubberband.api.experiments.queueing import Line, Queue, holder_of, waiting_of
 from rubberband.api.experiments.starting import conflict, raised_as_problems
 from rubberband.api.plans.previews import PlanAnswer, Plans, Preview
 from rubberband.api.plans.process import option_id, planned, question_of
@@ -28,7 +29,7 @@ from rubberband.api.store.schema import Promise, StoredPlan
 from rubberband.executor import TAIL, Extension, Outlook, PrintedLine, Result, summarise
 from rubberband.executor.run.removing import Removal
 from rubberband.spec.experiment import Experiment
-from rubberband.states import ACTIVE, OVER, Action, ExperimentState, obstacle, possible
+from rubberband.states import ACTIVE, AT_WORK, OVER, Action, ExperimentState, obstacle, possible
 from rubberband.units import month_begin
 from rubberband.values.plan import Plan, StagePlan
 from rubberband.values.submission import LabelChange, Submission, Summary
@@ -55,10 +56,23 @@ class FakeRuns:
     stopped: list[int] = field(default_factory=list)
     """The trials that were to stop."""
     alive: bool = True
+    slots: int = 4
     admission: Admission | None = None
     failure: Exception | None = None
     """Raised by whatever is asked next."""
     promising: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def line(self) -> Line:
+        """The queue of what the store has."""
+        rows = sorted(self.store.going_on(), key=lambda row: row.created_at)
+        queue, queued = Queue({}), [row for row in rows if row.state is ExperimentState.QUEUED and not row.reason]
+        for row in queued:
+            queue.put(row.name, row.owner)
+        running = [holder_of(row) for row in rows if row.state in AT_WORK]
+        return Line(
+            queue=queue, running=running, waiting={row.name: waiting_of(row) for row in queued}, slots=self.slots
+        )
 
     def start(self) -> None:
         pass
@@ -196,7 +210,7 @@ class NearPlans(Plans):
             return PlanAnswer(id=option_id(question.id, question.option), status=status, body=body)
         answer, now = {"id": question.id, "status": status, "body": body}, self.settings.clock()
         self.store.keep_plans([StoredPlan(**answer, created_at=now, words=question.words, options={})])
-        return PlanAnswer(**answer)
+        return PlanAnswer(**answer, words=question.words)
 
 
 @dataclass(frozen=True, kw_only=True)

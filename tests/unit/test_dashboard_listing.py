@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from rubberband.api.body import read_experiment
-from rubberband.api.dashboard import CHOICES, Row, ago, counted_choices, file_of, instant, row
+from rubberband.api.dashboard import CHOICES, Row, ago, counted_choices, file_of, row
 from rubberband.api.dashboard.compare import Compared, configurations_of, curves_of, figures_of, settings_of
 from rubberband.api.dashboard.experiment import facts
 from rubberband.api.dashboard.experiment_texts import sentence
 from rubberband.executor import DecisionResult, Result
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
-from rubberband.units import format_instant
+from rubberband.units import format_instant, instant_text
 from rubberband.values.submission import Submission, Summary
 from rubberband.views.experiment import experiment_view
 from rubberband.views.formatting import ranked
@@ -112,7 +112,7 @@ def test_how_long_ago(passed_s: float, words: str) -> None:
 
 
 def test_an_instant_is_in_utc() -> None:
-    assert instant(0.9) == "1970-01-01T00:00:00Z"
+    assert instant_text(0.9) == "1970-01-01T00:00:00Z"
 
 
 def test_every_choice_is_counted() -> None:

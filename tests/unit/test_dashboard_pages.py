@@ -59,9 +59,11 @@ def test_why_it_did_not_begin_cannot_be_read_or_was_bought_otherwise_is_a_senten
 def test_a_queued_run_shows_its_submission_and_its_place(service: FakeService) -> None:
     service.add("one", state=ExperimentState.QUEUED, words=words(entrypoint="examples.digits:DigitsTrial"))
     service.add("other", state=ExperimentState.RUNNING)
+    assert "in the queue" not in text(page(service)), "it starts at once"
+    service.runs.slots = 1
     html = page(service)
     shown = text(html)
-    assert "It waits for a free slot. 1 experiment running, 1 queued." in shown
+    assert "It waits for a free slot. 1st in the queue; its start is not known, as one ahead of it" in shown
     assert "runs examples.digits:DigitsTrial" in shown
     assert "max_cost 4.00 USD" in shown
     assert "/v1/experiments/one/report" not in html, "there is none yet"

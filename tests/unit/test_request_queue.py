@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.api.experiments.starting import Queue
+from rubberband.api.experiments.queueing import Queue
 from rubberband.executor import (
     CancelRequested,
     Controller,

@@ -20,7 +20,7 @@ export function offerActions(name, changed) {
 export function offerDialogs(address, changed) {
   document.addEventListener("click", (event) => {
     const opener = event.target.closest("[data-dialog]");
-    if (opener) open(dialog(opener.dataset.dialog));
+    if (opener) open(dialog(opener.dataset.dialog), opener.dataset);
     if (event.target.closest("[data-close]")) event.target.closest("dialog").close();
   });
   for (const button of document.querySelectorAll("[data-do]")) {
@@ -28,9 +28,11 @@ export function offerDialogs(address, changed) {
   }
 }
 
-function open(element) {
+// `filled` has the values that fields begin with.
+function open(element, filled = {}) {
   complain(element, null);
   element.dispatchEvent(new Event("opened"));
+  for (const input of element.querySelectorAll("input[name]")) if (filled[input.name]) input.value = filled[input.name];
   element.showModal();
 }
 

@@ -11,7 +11,7 @@ export function sets_of(question) {
   return sets;
 }
 
-export function preview(question, signal) {
+export function preview(question, signal = null) {
   return ask("/v1/plans", question, [["policy", question.policy], ...named(sets_of(question))], { signal });
 }
 
@@ -32,8 +32,8 @@ export async function option(url, signal) {
   }
 }
 
-export function preflight(question, signal) {
-  return ask("/plan/check", question, named(sets_of(question)), { signal });
+export function preflight(question, signal = null) {
+  return ask("/plan/check", question, [["policy", question.policy], ...named(sets_of(question))], { signal });
 }
 
 export function submit(question, plan, key) {

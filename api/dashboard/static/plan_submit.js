@@ -1,7 +1,7 @@
 // Starting what was previewed: whether that is allowed, what it will do, and the asking.
 import { freshKey } from "./browser.js";
 import { byId, make, show, show_wrong } from "./dom.js";
-import { preflight, submit } from "./plan_ask.js";
+import { preflight, preview, submit } from "./plan_ask.js";
 import { duration, promised, usd } from "./plan_words.js";
 
 const WHERE = { local: "on this service's machine", virtual: "on a simulated cloud (nothing is spent)", aws: "on AWS" };
@@ -14,6 +14,7 @@ export class Submitter {
     this.key = null;
     byId("submit").addEventListener("click", () => this.ask());
     byId("start").addEventListener("click", () => this.start());
+    byId("later").addEventListener("click", () => this.extend());
   }
 
   // Looks whether the present file may be submitted; `reason` tells why not, whatever the service says.
@@ -47,18 +48,53 @@ export class Submitter {
     await this.settled();
     if (byId("submit").disabled) return;
     this.chosen = { ...this.current() };
-    const { answer } = this.chosen;
+    const { question } = this.chosen;
+    const fresh = await preflight(question); // others may have been submitted since it was planned
+    if (fresh.ok && !fresh.body.reason) this.told = fresh.body;
     this.key = freshKey();
     this.forget();
     byId("start").disabled = false;
-    byId("confirm-words").textContent = words(this.told, answer);
     byId("name").value = this.told.free_name;
     show(byId("taken"), this.told.free_name !== this.told.name);
     byId("taken").textContent = `The name ${this.told.name} is taken.`;
+    this.tell();
+    byId("confirm").showModal();
+  }
+
+  // What it will do, by the present limits and the present queue.
+  tell() {
+    const { answer } = this.chosen;
+    const { queue } = this.told;
+    byId("confirm-words").textContent = words(this.told, answer);
     const facts = [["runs", this.told.entrypoint], ["where", this.where()], ...limits(answer?.constraints ?? this.told)];
     if (answer?.promise) facts.push(["promised", promised(answer.promise)]);
     byId("confirm-facts").replaceChildren(...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
-    byId("confirm").showModal();
+    const line = byId("confirm-queue");
+    show(line, Boolean(queue));
+    line.textContent = queue ? `${queue.text}${queue.warning && `, ${queue.warning}`}.` : "";
+    line.className = queue?.warning ? "hint" : "note";
+    show(byId("later"), Boolean(queue?.deadline));
+    byId("later").textContent = `Deadline ${queue?.deadline}`;
+    byId("start").textContent = startWords(queue);
+    byId("start").classList.toggle("primary", !queue?.deadline);
+    byId("later").classList.toggle("primary", Boolean(queue?.deadline));
+  }
+
+  // The same with a deadline that can be met once its turn has come.
+  async extend() {
+    const button = byId("later");
+    this.forget();
+    const question = { ...this.chosen.question, deadline: this.told.queue.deadline };
+    button.disabled = true;
+    const [told, planned] = await Promise.all([preflight(question), this.chosen.answer ? preview(question) : null]);
+    button.disabled = false;
+    const wrong = [told, planned].find((answer) => answer && !answer.ok)?.body ?? (told.body.reason && { detail: told.body.reason });
+    if (wrong) return this.complain(wrong);
+    this.chosen = { question, answer: planned?.body ?? null };
+    this.told = told.body;
+    this.key = freshKey();
+    this.tell();
+    byId("start").focus();
   }
 
   async start() {
@@ -70,7 +106,7 @@ export class Submitter {
     const { question, answer } = this.chosen;
     const name = byId("name").value === this.told.name ? null : byId("name").value;
     const made = await submit({ ...question, name }, answer?.id ?? null, this.key);
-    button.textContent = "Start it";
+    button.textContent = startWords(this.told.queue);
     if (made.ok) {
       window.location.assign(`/experiments/${encodeURIComponent(made.body.name)}`);
       return;
@@ -96,6 +132,10 @@ export class Submitter {
     show(byId("confirm-wrong"), false);
     byId("name").removeAttribute("aria-invalid");
   }
+}
+
+function startWords(queue) {
+  return queue?.warning ? "Start anyway" : queue ? "Queue it" : "Start it";
 }
 
 function words(told, answer) {

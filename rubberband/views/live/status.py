@@ -13,6 +13,7 @@ from rubberband.units import counted, duration
 from rubberband.values.kinds import KINDS, NOT_INSTALLED, ProviderKind
 from rubberband.values.submission import waiting
 from rubberband.views.formatting import TextTable, ends, number, printable, usd, usd_decimals
+from rubberband.views.queueing import queue_line
 from rubberband.views.story import cells, stage_of
 
 _EXTEND = "`extend --max-cost` and `resume` continue it"
@@ -47,6 +48,8 @@ def headline(view: Mapping[str, Any]) -> str:
     if state == "running" and summary["stages"]:
         phrase = f"runs, stage {summary['stage']} ({summary['stage'] + 1} of {summary['stages']})"
     reason = printable(view.get("reason") or "")
+    if (queue := view.get("queue")) and not reason:
+        return f"{view['name']}: queued: {queue_line(view['name'], queue)}"
     if state in EXPLAINED and reason:
         hint = waits or (_EXTEND if state == "budget" else "")
         return f"{view['name']}: {state}: {reason}" + (f"; {hint}" if hint else "")
