@@ -7,6 +7,7 @@ that no checkpoint holds any.
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 from abc import ABC, abstractmethod
@@ -49,10 +50,15 @@ def reseed(stream: Stream, seed: int, *place: int) -> None:
 Indices = NDArray[np.int64]
 
 
+@functools.lru_cache(maxsize=8)
+def _first_key(seed: int, epoch: int) -> np.uint64:
+    (base,) = seed_sequence("sample", seed, epoch).generate_state(1, np.uint64)
+    return np.uint64(base)
+
+
 def sample_keys(seed: int, epoch: int, indices: Indices) -> list[int]:
     """Return a seed of 64 bits for each sample of an epoch, whatever batch or worker it is in (splitmix64)."""
-    (base,) = seed_sequence("sample", seed, epoch).generate_state(1, np.uint64)
-    keys = base + indices.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    keys = _first_key(seed, epoch) + indices.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     found: list[int] = (keys ^ (keys >> np.uint64(31))).tolist()

@@ -5,13 +5,16 @@ Not a program of its own: `bench_training.py` runs its benchmarks and prints the
 
 from __future__ import annotations
 
+import ctypes
+import itertools
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
@@ -154,7 +157,7 @@ def _group() -> Iterator[None]:
 
 
 def rate(run: Callable[[Mapping[str, Any]], None], config: Mapping[str, Any]) -> tuple[float, float]:
-    """Return samples per second between the first epoch and the last; and per second that a CPU computes."""
+    """Return samples per second between the second epoch and the last; and per second that a CPU computes."""
     STEPS.clear()
     MARKS.clear()
     run(config)
@@ -164,28 +167,44 @@ def rate(run: Callable[[Mapping[str, Any]], None], config: Mapping[str, Any]) ->
 
 
 def _cpu_s() -> float:
+    """Return the CPU seconds of this process and those it started, to the nanosecond; psutil's are of 10 ms."""
     this = psutil.Process()
-    used = [each.cpu_times() for each in (this, *this.children(recursive=True))]
-    return sum(each.user + each.system for each in used)
+    return sum(time.clock_gettime((~each.pid << 3) | 2) for each in (this, *this.children(recursive=True)))
+
+
+def _keep_memory() -> None:
+    """Let glibc keep what a step gives back. Else chance decides, at each start of training, whether its next step
+    gets memory with pages or without: one with samples of 4 MB then takes 10 ms a sample or 16, ours as the peer's."""
+    libc = ctypes.CDLL(None)
+    for limit, value in ((_M_MMAP_THRESHOLD, 32 << 20), (_M_TRIM_THRESHOLD, 2**31 - 1)):
+        assert libc.mallopt(limit, value), "glibc refused"
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Of malloc.h; 32 MB is the most."""
 
 
 def compare(label: str, peer: Callable[[Mapping[str, Any]], None], config: Mapping[str, Any], rounds: int) -> None:
-    """Print the rates of ours and a peer, and the median of their ratio in turn."""
+    """Print the rates of ours and a peer, which train in turn, three short turns a round.
+
+    Each turn of ours is compared with the peer's before and after it, so that a machine that gets slower, or is shared
+    with others, is so for both. Printed is the median of these ratios, and their middle half.
+    """
     torch.set_num_threads(1)
+    _keep_memory()
     warm_up(OURS, "cpu")  # as slots do: a collection after a segment then looks at nothing that was imported
-    found = []
-    for turn in range(rounds + 1):
-        first, second = (ours, peer) if turn % 2 else (peer, ours)
-        rates = {run: rate(run, config) for run in (first, second)}
-        if turn:  # the first warms up
-            found.append((rates[ours], rates[peer]))
+    rate(ours, config), rate(peer, config)  # the first warm up
+    found: dict[Any, list[tuple[float, float]]] = {ours: [], peer: [rate(peer, config)]}
+    for _ in range(3 * rounds):
+        for run in (ours, peer):
+            found[run].append(rate(run, config))
     for unit, at in (("s", 0), ("CPU s", 1)):
-        pairs = [(one[at], other[at]) for one, other in found]
-        ratios = sorted(one / other for one, other in pairs)
-        mine, theirs = (median(rates) for rates in zip(*pairs, strict=True))
+        mine, theirs = ([rates[at] for rates in found[run]] for run in (ours, peer))
+        beside = [math.sqrt(before * after) for before, after in itertools.pairwise(theirs)]
+        low, middle, high = quantiles([one / other for one, other in zip(mine, beside, strict=True)], n=4)
         print(
-            f"{label:28} samples/{unit:5} ours {mine:7.0f}, peer {theirs:7.0f}: {median(ratios):.3f} "
-            f"({ratios[0]:.3f} to {ratios[-1]:.3f})",
+            f"{label:28} samples/{unit:5} ours {median(mine):7.0f}, peer {median(theirs):7.0f}: {middle:.3f} "
+            f"(half of {len(mine)} turns {low:.3f} to {high:.3f})",
             flush=True,
         )
 
@@ -203,8 +222,8 @@ def pipeline(rounds: int) -> None:
 
     Asleep, the loader workers leave the CPUs to the step; at work, two of them need more than this machine may have.
     """
-    case = {"width": 8, "epochs": 4, "num_workers": PIPELINE_WORKERS, "kind": "burn", "batch": 64}
-    for milliseconds, total in ((0, 51_200), (1, 5_120), (4, 640), (20, 128)):
+    case = {"width": 8, "epochs": 3, "num_workers": PIPELINE_WORKERS, "kind": "burn", "batch": 64}
+    for milliseconds, total in ((0, 25_600), (1, 5_120), (4, 640), (20, 128)):
         words = {**case, "total": total, "sample_s": milliseconds / 1000}
         compare(f"a sample computes for {milliseconds} ms", plain, words, rounds)
     compare("a sample sleeps for 4 ms", plain, {**case, "kind": "sleep", "total": 640, "sample_s": 0.004}, rounds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import os
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -300,6 +301,28 @@ def test_the_evaluation_set_is_loaded_by_workers_too_as_often_as_it_is_evaluated
         for count in (0, 2)
     ]
     assert found[0] == pytest.approx(found[1], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: [random.getrandbits(32) for _ in range(624)],
+        lambda: random.gauss(),
+        lambda: np.random.randint(0, 2**32, 624, dtype=np.uint32).tolist(),
+        lambda: torch.randint(2**31, (624,)).tolist(),
+    ],
+    ids=["as many as Python's generator holds", "normal", "as many as numpy's holds", "as many as torch's holds"],
+)
+def test_any_draw_is_seen_and_follows_from_the_sample_alone(draw):
+    class Drawing(list[Any]):
+        def __getitem__(self, index):
+            return {"x": torch.tensor(draw(), dtype=torch.float64)}
+
+    keys = sample_keys(3, 0, np.arange(4))
+    alone, together = (DatasetBatches(Drawing([0] * 4), None) for _ in range(2))  # type: ignore[arg-type]
+    expected = together.batch(np.arange(4), keys)["x"]
+    found = [alone.batch(np.array([place]), [keys[place]])["x"] for place in (2, 0, 3, 1)]
+    assert torch.equal(torch.cat(found), expected[[2, 0, 3, 1]])
 
 
 def test_cheap_samples_are_seeded_only_if_they_draw():
