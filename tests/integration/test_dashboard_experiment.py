@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,16 @@ def chart(name: str) -> str:
     return f"document.querySelector('#c-{name}')"
 
 
+def one_below_another(page: Any) -> bool:
+    """Whether the charts of a phone are as wide as the page, and each begins where the one before has ended."""
+    boxes = page.evaluate(
+        "[...document.querySelectorAll('.charts > section:not([hidden])')]"
+        ".map((one) => { const box = one.getBoundingClientRect(); return [box.left, box.right, box.top, box.bottom]; })"
+    )
+    wide = all(right - left > 340 for left, right, *_ in boxes)
+    return len(boxes) > 3 and wide and all(one[3] <= other[2] + 1 for one, other in pairwise(boxes))
+
+
 def test_the_page_follows_a_journal_that_grows(browser: Any, home: Home, run: Recorded) -> None:
     with visiting(browser, home.address) as visit:
         page = visit.open("/experiments/grown")
@@ -112,14 +123,16 @@ def test_charts_are_asked_for_when_they_are_scrolled_to_and_move_nothing(browser
 
 
 @pytest.mark.long
-def test_the_report_of_a_phone_draws_its_charts_side_by_side(browser: Any, home: Home) -> None:
+def test_the_report_of_a_phone_draws_its_charts_one_below_another(browser: Any, home: Home) -> None:
     with visiting(browser, home.address, phone=True) as visit:
         page = visit.open("/experiments/still/report")
         for name in ("curves", "spend", "allocation", "parallel"):
             page.locator(f"#{name} .main-svg").first.wait_for(state="attached")
         visit.shot("report-phone")
         assert visit.overflow_px() <= 0
-        assert page.evaluate("document.documentElement.scrollHeight") < 4050
+        assert one_below_another(page)
+        unnamed = "[...document.querySelectorAll('td:not([data-label])')].filter((one) => one.textContent).length"
+        assert page.evaluate(unnamed) == 0, "each value has its name beside it"
         assert page.locator("table.sortable tbody tr:visible").count() <= 10
 
 
@@ -184,6 +197,7 @@ def test_trials_are_compared_after_equal_iterations_in_the_table_and_in_charts(b
             drawn(link, "parallel")
             assert "after 2 iterations" in link.locator("#n-parallel").inner_text()
         page.locator("#metrics").get_by_role("link", name="latest").click()
+        page.locator("#s-parallel").scroll_into_view_if_needed()
         page.wait_for_function("() => document.querySelector('#n-parallel').textContent.includes('latest metric')")
         page.get_by_role("columnheader", name="accuracy", exact=True).wait_for()
         assert "after" not in page.url
@@ -299,8 +313,29 @@ def test_a_phone_shows_all_of_it_in_its_width(browser: Any, home: Home) -> None:
         page.wait_for_function(f"() => {chart('contour')}.layout.yaxis.title.text === 'hidden'")
         page.get_by_text("epoch 2").wait_for()
         assert visit.overflow_px() == 0
-        assert page.evaluate("document.documentElement.scrollHeight") < 4050
+        assert one_below_another(page)
+        drawn(page, "slices", "curves")
+        axes = f"Object.entries({chart('slices')}.layout).filter(([key]) => /^xaxis/.test(key))"
+        assert page.evaluate(f"{axes}.map(([, axis]) => axis.domain)") == [[0, 1]] * 4, "a column of panels"
+        legend, plot = (page.locator(f"#c-curves {part}").first.bounding_box() for part in (".legend", ".nsewdrag"))
+        assert legend["y"] + legend["height"] <= plot["y"] + 1, "the legend is above the curves"
+        notes = "[...document.querySelectorAll('.charts .note')]"
+        assert page.evaluate(f"{notes}.every((one) => one.scrollHeight <= one.clientHeight + 1)"), "notes are whole"
+        page.get_by_role("combobox", name="Configuration as").select_option("Python")
+        page.get_by_text("config = {").wait_for()
         visit.shot("experiment-phone-dark")
+
+
+@pytest.mark.long
+def test_a_phone_s_first_screen_says_how_it_goes_and_has_the_ways_to_change_it(browser: Any, home: Home) -> None:
+    with visiting(browser, home.address, phone=True) as visit:
+        page = visit.open("/experiments/still")
+        height_px = page.viewport_size["height"]
+        shown = [page.locator("#sentence"), page.get_by_text("best accuracy"), page.get_by_text("spent (USD)")]
+        shown += [page.get_by_role("button", name=name, exact=True) for name in ("Extend", "Cancel")]
+        for one in shown:
+            box = one.bounding_box()
+            assert box["y"] + box["height"] <= height_px, one
 
 
 @pytest.mark.long

@@ -53,6 +53,18 @@ def test_the_list_fits_desks_and_phones(browser: Any, site: Site, phone: bool, d
         visit.shot(f"list-{'phone' if phone else 'desk'}-{'dark' if dark else 'light'}")
 
 
+def test_a_name_with_tags_and_a_note_keeps_its_width_on_a_phone(browser: Any, site: Site) -> None:
+    name = "resnet50-imagenet-lr-sweep-17"
+    site.add(name, labels=Labels(tags=("baseline", "team:perception", "vision"), note="The baseline of all others."))
+    with visiting(browser, site.address, phone=True) as visit:
+        page = visit.open("/")
+        link = page.get_by_role("link", name=name)
+        letter_px = link.evaluate("(one) => parseFloat(getComputedStyle(one).fontSize) / 2")
+        assert link.bounding_box()["width"] >= 12 * letter_px
+        assert link.evaluate("(one) => one.getClientRects().length") == 1, "it is on one line"
+        assert visit.overflow_px() <= 0
+
+
 def test_the_list_follows_what_happens_and_keeps_the_focus(browser: Any, site: Site) -> None:
     site.add("followed")
     with visiting(browser, site.address) as visit:
