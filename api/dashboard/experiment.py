@@ -168,6 +168,16 @@ def _deadline(asked: Any, now: float) -> str:
 router = APIRouter(include_in_schema=False)
 
 _MOST_ROWS = 25
+_JUMPS = {
+    "curves": "Curves",
+    "allocation": "Instances",
+    "batches": "Batches",
+    "importance": "Importance",
+    "trade-off": "Trade-off",
+    "slices": "By parameter",
+    "contour": "By two",
+}
+"""Short words of charts for the line of jumps; the others have their titles."""
 
 Parameter = Annotated[str, Query(max_length=200)]
 Top = Annotated[str, Query(max_length=5)]
@@ -330,6 +340,7 @@ def _shown(service: Service, experiment: Submission, result: Result | None, aske
         "sentence": texts.sentence(experiment, result),
         "actions": possible(service, experiment),
         "charts": CHARTS if result is None else charts_of(result),
+        "jumps": _JUMPS,
         "expected": charts_to_expect(result) if begun and result is not None else {},
         "address": f"/fragments/experiments/{experiment.name}",
         "facts": [] if begun else facts(experiment, service.settings.clock()),

@@ -122,6 +122,35 @@ def test_charts_are_asked_for_when_they_are_scrolled_to_and_move_nothing(browser
         assert line_px < 2 * page.locator(".jumps a").first.bounding_box()["height"]
 
 
+def test_all_charts_are_drawn_before_the_page_is_printed(browser: Any, home: Home, tmp_path: Path) -> None:
+    with visiting(browser, home.address) as visit:
+        page = visit.open("/experiments/still")
+        drawn(page, "curves")
+        assert page.locator("#c-contour .main-svg").count() == 0, "it is not in sight"
+        assert page.locator("#c-contour").evaluate("(one) => getComputedStyle(one, '::before').content") == '"Drawing…"'
+        page.pdf(path=tmp_path / "page.pdf")
+        expected = page.locator(".charts").get_attribute("data-expected").split()
+        assert len(expected) > 5
+        for name in expected:
+            assert page.locator(f"#c-{name} .main-svg").count() > 0 or page.locator(f"#s-{name}").is_hidden(), name
+
+
+def test_the_line_of_jumps_is_whole_stays_and_marks_where_one_reads(browser: Any, home: Home) -> None:
+    with visiting(browser, home.address) as visit:
+        page = visit.open("/experiments/still")
+        page.set_viewport_size({"width": 1280, "height": 800})
+        jumps = page.locator(".jumps")
+        assert jumps.evaluate("(one) => one.scrollWidth <= one.clientWidth")
+        jumps.get_by_role("link", name="Trials").click()
+        expect(jumps.locator("[aria-current]")).to_have_text("Trials")
+        assert 0 <= jumps.bounding_box()["y"] < 100, "it is in sight"
+        assert page.locator("#trials-title").bounding_box()["y"] > jumps.bounding_box()["y"] + 20, (
+            "what was jumped to, too"
+        )
+        curves, spend = (page.locator(f"#s-{name}").bounding_box() for name in ("curves", "spend"))
+        assert curves["y"] == spend["y"], "two charts stand beside each other"
+
+
 @pytest.mark.long
 def test_the_report_of_a_phone_draws_its_charts_one_below_another(browser: Any, home: Home) -> None:
     with visiting(browser, home.address, phone=True) as visit:

@@ -6,6 +6,7 @@ import { redraw } from "./experiment_charts.js";
 import { CHOICES } from "./experiment_curves.js";
 import { followFigures } from "./experiment_figures.js";
 import { afterAsked } from "./experiment_iterations.js";
+import { markJumps } from "./experiment_jumps.js";
 import { offerLabels } from "./experiment_labels.js";
 import { followLog } from "./experiment_log.js";
 import { watch } from "./experiment_watch.js";
@@ -38,6 +39,7 @@ function toCurrentStage() {
 live.addEventListener("click", turn);
 live.addEventListener("brushed", fragment);
 toCurrentStage();
+markJumps(live);
 offerActions(name, acted);
 offerLabels(live, name, acted);
 offerCopies();

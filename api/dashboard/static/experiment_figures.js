@@ -34,28 +34,38 @@ export function followFigures(live) {
     return `${base}/${path}${words.size ? `?${words}` : ""}`;
   }
 
-  // One after another, so that the page answers in between.
+  // Two at a time, so that the page answers in between.
   function draw() {
-    drawing ??= drawAll().finally(() => { drawing = null; });
+    drawing ??= Promise.all([drawOnes(), drawOnes()]).then(reachScrolled).finally(() => { drawing = null; });
     return drawing;
   }
 
-  async function drawAll() {
+  async function drawOnes() {
     for (let name = next(); name; name = next()) {
       fresh.add(name);
       await ask(name).catch(() => {}); // what cannot be had now is asked for at the next change
       await new Promise(requestAnimationFrame);
     }
-    reachScrolled();
   }
 
-  const next = () => sections().map(nameOf).find((name) => near.has(name) && !fresh.has(name));
+  // What is in sight comes first, what takes long last.
+  function next() {
+    const found = sections().map(nameOf).filter((name) => near.has(name) && !fresh.has(name));
+    return found.find((name) => name !== LONG && isSeen(name)) ?? found.find((name) => name !== LONG) ?? found[0];
+  }
+
+  function isSeen(name) {
+    const { top, bottom } = document.getElementById(`s-${name}`).getBoundingClientRect();
+    return bottom > 0 && top < window.innerHeight;
+  }
 
   async function ask(name) {
     const answer = await fetch(address(name), { headers: { Accept: "application/json" } });
     const version = answer.headers.get("etag");
-    if (!answer.ok || versions.get(name) === version) return;
-    const found = await answer.json();
+    if (answer.ok && versions.get(name) !== version) await take(name, version, await answer.json());
+  }
+
+  async function take(name, version, found) {
     versions.set(name, version);
     document.getElementById(`c-${name}`).style.minHeight = "";
     if (found[name]) await showFigure(name, found[name]);
@@ -86,6 +96,17 @@ export function followFigures(live) {
     for (const name of [...fresh]) if (name !== LONG || isOver) fresh.delete(name);
     return draw();
   }
+
+  // A browser prints what is there when the listener ends: what was not scrolled to is asked for, and waited for, here.
+  addEventListener("beforeprint", () => {
+    for (const name of sections().filter(({ hidden }) => !hidden).map(nameOf).filter((name) => !versions.has(name))) {
+      const request = new XMLHttpRequest();
+      request.open("GET", address(name), false);
+      request.send();
+      fresh.add(name);
+      if (request.status === 200) take(name, request.getResponseHeader("etag"), JSON.parse(request.responseText));
+    }
+  });
 
   live.addEventListener("top", () => {
     fresh.delete("curves");
