@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from rubberband.api.dashboard import badge, file_words, render
 from rubberband.api.dashboard.experiment import result_of
-from rubberband.api.dashboard.experiment_texts import whole
+from rubberband.api.dashboard.trials_table import whole
 from rubberband.api.routes import NAME_PATTERN, Reader, Service, Serving
 from rubberband.executor.result.parts import StageResult
 from rubberband.executor.result.result import Result

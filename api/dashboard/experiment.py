@@ -19,7 +19,7 @@ from fastapi.responses import HTMLResponse, Response
 
 from rubberband.api.dashboard import badge, frame_of, render, tag_links, zipped
 from rubberband.api.dashboard import experiment_texts as texts
-from rubberband.api.dashboard.experiment_texts import Asked, Trials
+from rubberband.api.dashboard.trials_table import Asked, Trials, selected, table_page, whole
 from rubberband.api.problems import NOT_FOUND, HttpProblem
 from rubberband.api.routes import Known, Reader, Service, Serving
 from rubberband.api.routes.queueing import queue_views
@@ -181,7 +181,6 @@ _JUMPS = {
 
 Parameter = Annotated[str, Query(max_length=200)]
 Top = Annotated[str, Query(max_length=5)]
-After = Annotated[str, Query(max_length=10)]
 
 
 @router.get("/experiments/{name}")
@@ -206,25 +205,28 @@ def experiment_figure(
     _reader: Reader,
     experiment: Known,
     chart: Annotated[str, Path(max_length=40)],
+    asked: Trials,
     top: Top = "",
-    after: After = "",
 ) -> Response:
     """Chart of the page as JSON: its name -> Plotly figure; empty without anything to show.
 
-    `top`: curves of that many of the best trials only. `after`: iterations after which configurations are compared.
+    `top`: curves of that many of the best trials only. Charts of trials have those that the table has.
     """
     if chart not in CHARTS:
         raise HttpProblem(NOT_FOUND, f"the page of {experiment.name!r} has no such chart")
     result = result_of(service, experiment)
-    if chart in OF_CONFIGURATIONS:
-        result = compared_of(result, after)
+    if chart == "curves" and result is not None:
+        result = selected(result, asked, _space(experiment))
+    elif chart in OF_CONFIGURATIONS:
+        ranges = () if chart == "parallel" else asked.brush  # the page greys what is out of them
+        result = _compared(result, replace(asked, brush=ranges), _space(experiment))
     drawings = {} if result is None else result_drawings(result, _space(experiment), _forecast(experiment))
     if chart == "curves" and result is not None:
-        figure = learning_curves(result, top=texts.whole(top) or None)
+        figure = learning_curves(result, top=whole(top) or None)
     else:
         figure = drawings[chart]() if chart in drawings else None
-        if figure is not None and chart in OF_CONFIGURATIONS and texts.whole(after):
-            figure = _noted(figure, CHARTS[chart][1], texts.whole(after))
+        if figure is not None and chart in OF_CONFIGURATIONS and asked.after:
+            figure = _noted(figure, CHARTS[chart][1], asked.after)
     return json_of(request, {} if figure is None else {chart: figure}, experiment.summary.unit)
 
 
@@ -234,22 +236,22 @@ def experiment_contour(
     service: Serving,
     _reader: Reader,
     experiment: Known,
+    asked: Trials,
     x: Parameter = "",
     y: Parameter = "",
-    after: After = "",
 ) -> Response:
     """Contour of two parameters, the first two unless others are named; empty without one."""
-    result = compared_of(result_of(service, experiment), after)
+    result = _compared(result_of(service, experiment), asked, _space(experiment))
     figure = None if result is None else contour(result, _space(experiment), x=x, y=y)
     return json_of(request, {} if figure is None else {"contour": figure})
 
 
 @router.get("/experiments/{name}/importance")
 def experiment_importance(
-    request: Request, service: Serving, _reader: Reader, experiment: Known, after: After = ""
+    request: Request, service: Serving, _reader: Reader, experiment: Known, asked: Trials
 ) -> Response:
     """Importance of the parameters as a Plotly figure, or a note that says why there is none."""
-    result = compared_of(result_of(service, experiment), after)
+    result = _compared(result_of(service, experiment), asked, _space(experiment))
     if result is None:
         return json_of(request, {})
     found = cached_importance(result, _space(experiment))
@@ -289,9 +291,9 @@ def _noted(figure: Figure, note: str, iterations: int) -> Figure:
     return {**figure, "layout": figure["layout"] | {"meta": meta | {"note": compared}}}
 
 
-def compared_of(result: Result | None, iterations: str) -> Result | None:
-    """Return the result as its trials stood after the iterations that an address has; as it is without any."""
-    return None if result is None else equal_iterations.after(result, texts.whole(iterations))
+def _compared(result: Result | None, asked: Asked, space: Space) -> Result | None:
+    """Return the chosen trials as they stood after the iterations that are asked for."""
+    return None if result is None else equal_iterations.after(selected(result, asked, space), asked.after)
 
 
 def result_of(service: Service, experiment: Submission) -> Result | None:
@@ -359,7 +361,8 @@ def _shown(service: Service, experiment: Submission, result: Result | None, aske
         "stages": texts.stage_rows(result, experiment.summary.target_iterations),
         "rungs": texts.rungs_reached(result),
         "story": story(result),
-        "trials": texts.table_page(result, asked, _space(experiment)),
+        "trials": table_page(result, asked, _space(experiment)),
+        "asked": asked,
         "pareto": _shortened(pareto(result, None)),
         "tables": [_shortened(table) for table in _tables(result) if table.rows],
     }
@@ -443,7 +446,7 @@ def trial_figure(
         raise HttpProblem(NOT_FOUND, f"the page of a trial of {experiment.name!r} has no such chart")
     result, found = trial_of(experiment, result_of(service, experiment), trial)
     is_curves = chart == "curves"
-    most = texts.whole(top) or None
+    most = whole(top) or None
     figure = learning_curves(result, trial=found.trial, top=most) if is_curves else gangs_chart(result, found.trial)
     return json_of(request, {} if figure is None else {chart: figure}, experiment.summary.unit)
 

@@ -203,7 +203,6 @@ def test_trials_are_chosen_by_range_by_order_and_by_status(browser: Any, home: H
         assert "sort=.momentum" in page.url
 
 
-@pytest.mark.long
 def test_trials_are_compared_after_equal_iterations_in_the_table_and_in_charts(browser: Any, home: Home) -> None:
     with visiting(browser, home.address) as visit:
         page = visit.open("/experiments/still")
@@ -233,6 +232,31 @@ def test_trials_are_compared_after_equal_iterations_in_the_table_and_in_charts(b
         visit.shot("experiment-equal-iterations")
 
 
+def test_a_link_shows_a_colleague_the_same_trials_columns_and_charts(browser: Any, home: Home) -> None:
+    with visiting(browser, home.address) as visit:
+        page = visit.open("/experiments/still")
+        drawn(page, "curves")
+        page.get_by_label("Filter trials").fill("accuracy>0.5 iterations>=6")
+        page.get_by_label("Filter trials").press("Enter")
+        page.wait_for_function("() => document.querySelectorAll('table.trials tbody tr').length < 20")
+        page.get_by_text("Columns", exact=True).click()
+        page.get_by_label("momentum", exact=True).uncheck()
+        expect(page.get_by_role("columnheader", name="momentum")).to_have_count(0)
+        shown = page.locator("table.trials tbody th").all_inner_texts()
+        with visiting(browser, home.address) as other:
+            link = other.open(page.url.removeprefix(home.address))
+            assert link.locator("table.trials tbody th").all_inner_texts() == shown
+            expect(link.get_by_role("columnheader", name="momentum")).to_have_count(0)
+            drawn(link, "curves")
+            points = f"{chart('curves')}.data.flatMap(({{ customdata }}) => customdata ?? [])"
+            assert {str(one[0]) for one in link.evaluate(points) if one} == {*shown}
+        page.get_by_label("Filter trials").fill("nosuch>3")
+        page.get_by_label("Filter trials").press("Enter")
+        expect(page.locator("#filter-problem")).to_contain_text("'nosuch' is no column")
+        visit.shot("experiment-filtered")
+
+
+@pytest.mark.long
 def test_experiments_are_compared_on_a_phone(browser: Any, home: Home) -> None:
     with visiting(browser, home.address, phone=True) as visit:
         page = visit.open("/compare?name=still&name=grown")

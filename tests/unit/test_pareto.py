@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.api.dashboard.experiment_texts import Asked, table_page
+from rubberband.api.dashboard.trials_table import Asked, table_page
 from rubberband.errors import InputError
 from rubberband.executor import Result, TrialReport, TrialStatus, best_trial, open_folder
 from rubberband.executor.core.ranking import rank

@@ -20,7 +20,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rubberband.api.dashboard.experiment_texts import Asked, cards, sentence, stage_rows, table_page, troubles
+from rubberband.api.dashboard.experiment_texts import cards, sentence, stage_rows, troubles
+from rubberband.api.dashboard.trials_table import Asked, table_page
 from rubberband.cli import app
 from rubberband.executor import Faults, Result, report_rows, to_csv, trial_rows
 from rubberband.states import ExperimentState

@@ -7,17 +7,9 @@ from typing import Any
 
 import pytest
 
-from rubberband.api.dashboard import badge, experiment_texts
-from rubberband.api.dashboard.experiment_texts import (
-    PAGE_SIZE,
-    Asked,
-    TrialTable,
-    cards,
-    sentence,
-    stage_rows,
-    table_page,
-    troubles,
-)
+from rubberband.api.dashboard import badge, trials_table
+from rubberband.api.dashboard.experiment_texts import cards, sentence, stage_rows, troubles
+from rubberband.api.dashboard.trials_table import PAGE_SIZE, Asked, TrialTable, table_page
 from rubberband.executor import Result
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
@@ -114,7 +106,7 @@ def test_every_column_sorts_both_ways(key: str, down: bool) -> None:
 
 
 def test_every_other_view_of_the_trials_begins_on_its_first_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiment_texts, "PAGE_SIZE", 2)
+    monkeypatch.setattr(trials_table, "PAGE_SIZE", 2)
     page = table_page(a_result(), Asked(page=4, brush=(("lr", 0.0, 1.0),)))
     assert "page=3" in page.before
     assert "page=5" in page.after

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.api.dashboard.experiment_texts import Asked, table_page
+from rubberband.api.dashboard.trials_table import Asked, table_page
 from rubberband.executor import Result
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Summary

@@ -5,7 +5,7 @@ import { offerActions } from "./experiment_actions.js";
 import { redraw } from "./experiment_charts.js";
 import { CHOICES } from "./experiment_curves.js";
 import { followFigures } from "./experiment_figures.js";
-import { afterAsked } from "./experiment_iterations.js";
+import { choice, offerChoice } from "./experiment_choice.js";
 import { markJumps } from "./experiment_jumps.js";
 import { offerLabels } from "./experiment_labels.js";
 import { followLog } from "./experiment_log.js";
@@ -22,11 +22,11 @@ function turn(event) {
   const link = event.target.closest("a[data-part]");
   if (!link || event.metaKey || event.ctrlKey || event.shiftKey) return;
   event.preventDefault();
-  const before = afterAsked();
+  const before = choice();
   const chosen = Object.fromEntries(CHOICES.map((name) => [name, kept().get(name)]));
   history.replaceState(null, "", new URL(link.getAttribute("href"), window.location.href).pathname + link.search);
   keep(chosen);
-  fragment().then(() => { if (afterAsked() !== before) live.dispatchEvent(new Event("after")); });
+  fragment().then(() => { if (choice() !== before) live.dispatchEvent(new Event("chosen")); });
   redraw("parallel"); // its ranges may have gone
 }
 
@@ -37,7 +37,9 @@ function toCurrentStage() {
 }
 
 live.addEventListener("click", turn);
-live.addEventListener("brushed", fragment);
+const choose = () => fragment().then(() => live.dispatchEvent(new Event("chosen")));
+live.addEventListener("brushed", choose);
+offerChoice(live, choose);
 toCurrentStage();
 markJumps(live);
 offerActions(name, acted);

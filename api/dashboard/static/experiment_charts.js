@@ -2,7 +2,7 @@
 import { draw, narrow, save } from "./charts.js";
 import { make } from "./dom.js";
 import { offerViews, viewed } from "./experiment_curves.js";
-import { COMPARING, offerIterations } from "./experiment_iterations.js";
+import { COMPARING, offerIterations } from "./experiment_choice.js";
 import { brushed, overlay } from "./experiment_parallel.js";
 
 const chosen = new Map(); // chart -> number of the pressed button

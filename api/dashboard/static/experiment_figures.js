@@ -1,7 +1,7 @@
 // The charts of an experiment's page. Each is asked for when it is scrolled to, and again when it may have changed.
 import { showFigure } from "./experiment_charts.js";
 import { topAsked } from "./experiment_curves.js";
-import { COMPARING, afterAsked, offerIterations } from "./experiment_iterations.js";
+import { COMPARING, OF_TRIALS, choiceOf, offerIterations } from "./experiment_choice.js";
 import { reachScrolled } from "./live.js";
 
 const NEAR = "200px 0px";
@@ -27,9 +27,8 @@ export function followFigures(live) {
   }, { rootMargin: NEAR });
 
   function address(name) {
-    const chosen = name === "curves" ? { top: topAsked() } : name === "contour" ? { ...pair } : {};
-    if (COMPARING.includes(name)) chosen.after = afterAsked();
-    const words = new URLSearchParams(Object.entries(chosen).filter(([, value]) => value));
+    const own = name === "curves" && topAsked() ? { top: topAsked() } : name === "contour" ? { ...pair } : {};
+    const words = new URLSearchParams([...Object.entries(own), ...(OF_TRIALS.includes(name) ? choiceOf(name) : [])]);
     const path = [LONG, "contour"].includes(name) ? name : `figures/${name}`;
     return `${base}/${path}${words.size ? `?${words}` : ""}`;
   }
@@ -113,8 +112,8 @@ export function followFigures(live) {
     draw();
   });
 
-  live.addEventListener("after", () => {
-    for (const name of COMPARING) fresh.delete(name);
+  live.addEventListener("chosen", () => {
+    for (const name of OF_TRIALS) fresh.delete(name);
     draw();
   });
 
