@@ -24,6 +24,7 @@ from rubberband.units import counted, duration, gpus_each, shown
 from rubberband.values.submission import Submission
 from rubberband.views import equal_iterations
 from rubberband.views.charts.learning import curves_chart
+from rubberband.views.charts.parallel_coordinates import parameters
 from rubberband.views.charts.parts import STAGE_COLOURS, Figure, button, chart_text, time_unit
 from rubberband.views.charts.spending import shares
 from rubberband.views.formatting import (
@@ -35,6 +36,7 @@ from rubberband.views.formatting import (
     printable,
     ranked,
     setting,
+    status,
     time_card,
     usd,
 )
@@ -46,6 +48,8 @@ _MOST_CURVES = 5
 _MOST_REPORTS = 400
 """Reports of a curve from which on it is thinned out."""
 _MOST_STAGES = 24
+_MOST_TRIALS, _MOST_PARAMETERS = 25, 8
+"""Limits of the table of all trials."""
 _MOST_SETTINGS = 60
 _SUGGESTED = 50
 
@@ -242,6 +246,52 @@ def configurations_of(compared: Sequence[Compared]) -> list[ComparedRow]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class ComparedTrials:
+    """The best trials of all experiments with the most common metric, in one table."""
+
+    parameters: tuple[str, ...]
+    rows: tuple[tuple[int, str, int, str, str, str, tuple[str, ...]], ...]
+    """Place of the experiment on the page, its name, the trial, its metric, iterations, status and values."""
+    left: int
+    """Trials that are left out."""
+
+
+def trials_of(compared: Sequence[Compared]) -> ComparedTrials | None:
+    """Return the best trials of all, after equal iterations if that is chosen; None without two metrics."""
+    metrics = _metrics(compared)
+    ours = [
+        (at, one.result, then)
+        for at, one in enumerate(compared)
+        if one.result is not None and (then := one.standings) is not None and [(then.metric, then.mode)] == metrics[:1]
+    ]
+    known = [
+        (result.ranking.merit(trial.metrics), at, result, trial)
+        for at, result, then in ours
+        for trial in then.trials
+        if not result.rehearsal and finite(trial.metrics.get(result.metric)) is not None
+    ]
+    known.sort(key=lambda one: (one[0], one[1], one[3].trial))
+    shown_trials = [trial for *_, trial in known[:_MOST_TRIALS]]
+    if len(known) < 2:
+        return None
+    varies = parameters(shown_trials)
+    names = [name for name in varies if varies[name]][:_MOST_PARAMETERS]
+    rows = (
+        (
+            at,
+            result.name,
+            trial.trial,
+            number(trial.metrics[result.metric]),
+            str(trial.iterations),
+            status(result, result.trials[trial.trial]),
+            tuple(setting(trial.configuration[name]) if name in trial.configuration else "-" for name in names),
+        )
+        for _, at, result, trial in known[:_MOST_TRIALS]
+    )
+    return ComparedTrials(tuple(map(printable, names)), tuple(rows), len(known) - len(shown_trials))
+
+
 def settings_of(compared: Sequence[Compared]) -> list[ComparedRow]:
     """Return the settings of the files that differ: a line for each key, with deadlines from the start."""
     files = [dict(_flat(file_words(one.row))) for one in compared]
@@ -326,7 +376,7 @@ After = Annotated[str, Query(max_length=10)]
 
 @router.get("/compare")
 def compare(request: Request, service: Serving, _reader: Reader, name: Names = (), after: After = "") -> Response:
-    """Experiments side by side, by `name`, which repeats; their trials as they stood `after` so many iterations."""
+    """Experiments side by side, by `name`, which repeats. `after`: iterations after which trials are compared."""
     return render(request, "compare.html", **_compared(service, name, whole(after)))
 
 
@@ -360,6 +410,7 @@ def _compared(service: Service, asked: Sequence[str], iterations: int) -> dict[s
         "is_full": len(kept) >= MOST,
         "address": _address(kept, "/fragments/compare", iterations),
         "tables": _tables(compared),
+        "trials": trials_of(compared),
         "metrics": _metric_choices(compared, iterations),
         "after": iterations,
         "left_out": [one.row.name for one in compared if one.result and metrics[:1] != _metrics([one])],

@@ -25,7 +25,7 @@ _CONDITION = re.compile(rf"(?P<name>[^\s<>=!]+)(?P<sign>{_SIGN})(?P<value>[^\s<>
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a column of a trial has to be; a trial without a value there does not pass."""
+    """Condition of a column; a trial without a value there does not pass."""
 
     name: str
     sign: str

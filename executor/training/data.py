@@ -224,8 +224,8 @@ def seed_for(key: int) -> None:
 
 
 def _random_state() -> Any:
-    """Return what tells two states of Python's generator apart: its place in its words, which each draw moves, and one
-    of the words, which are new once it is through them. To compare all 624 takes longer than to load a cheap sample."""
+    """Return the parts by which two states of Python's generator differ: its place in its words, which each draw moves,
+    and one of the words, which are new once it is through them. To compare all 624 takes longer than a cheap sample."""
     _, words, gauss = random.getstate()
     return words[1], words[-1], gauss
 

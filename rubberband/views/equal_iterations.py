@@ -31,7 +31,7 @@ def metric_after(result: Result, trial: TrialResult, iterations: int) -> float |
 
 
 def choices(result: Result) -> list[int]:
-    """Return the numbers of iterations after which trials are worth comparing, where two or more have trained so long.
+    """Return the numbers of iterations after which trials are worth comparing: two or more have reached them.
 
     They are the ends of stages or rungs; of a search with one stage, powers of two.
     """

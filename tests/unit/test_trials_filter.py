@@ -52,7 +52,7 @@ def test_conditions_are_read_with_and_without_spaces() -> None:
         ("status<completed", "'completed' is no number; compare words with = or !="),
     ],
 )
-def test_what_is_none_is_named_in_a_line(text: str, why: str) -> None:
+def test_a_word_that_is_no_condition_is_named_in_a_line(text: str, why: str) -> None:
     with pytest.raises(InputError, match=why.replace("(", r"\(")) as refused:
         conditions(text, COLUMNS)
     assert "\n" not in str(refused.value)
@@ -88,7 +88,7 @@ def test_the_table_has_the_trials_for_which_all_conditions_hold() -> None:
     assert passing("iterations>99") == set()
 
 
-def test_a_filter_that_is_none_is_told_and_hides_nothing() -> None:
+def test_a_faulty_filter_is_named_and_hides_nothing() -> None:
     page = table_page(RESULT, Asked(filter="nosuch>3"))
     assert "'nosuch' is no column" in page.problem
     assert len(page.rows) == len(RESULT.trials)

@@ -119,3 +119,15 @@ def test_experiments_are_compared_then(shown: FakeService) -> None:
         ("&amp;after=3", "after 3"),
     ]
     assert 'data-address="/fragments/compare?name=one&amp;name=two&amp;after=1"' in html
+
+
+def test_trials_of_several_experiments_are_in_one_table_best_first(shown: FakeService) -> None:
+    html = shown.client.get("/compare?name=one&name=two&after=3", headers={"Accept": "text/html"}).text
+    (table,) = re.findall(r'<section id="all-trials".*?</section>', html, re.DOTALL)
+    found = re.findall(r'href="/experiments/(\w+)/trials/(\d+)".*?<td role="cell" data-label="score">([\d.]+)<', table)
+    assert len(found) == 2 * len(reached(RESULT, 3))
+    assert {name for name, *_ in found} == {"one", "two"}
+    values = [float(value) for *_, value in found]
+    assert values == sorted(values, reverse=RESULT.mode == "max")
+    assert {int(trial) for _, trial, _ in found} == reached(RESULT, 3)
+    assert f"{RESULT.metric} after 3" in table
