@@ -39,7 +39,7 @@ from rubberband.views.charts.allocation import gangs_px
 from rubberband.views.charts.learning import CURVES_PX, learning_curves
 from rubberband.views.charts.parallel_coordinates import Space
 from rubberband.views.charts.parts import Figure
-from rubberband.views.charts.search import contour, importance_chart, question_of, to_json
+from rubberband.views.charts.search import contour, few_for_contour, importance_chart, question_of, to_json
 from rubberband.views.formatting import TextTable, printable, setting, status, usd
 from rubberband.views.report.page import (
     CHARTS,
@@ -240,10 +240,12 @@ def experiment_contour(
     x: Parameter = "",
     y: Parameter = "",
 ) -> Response:
-    """Contour of two parameters, the first two unless others are named; empty without one."""
+    """Contour of two parameters, the first two unless others are named; or a note that there are too few trials."""
     result = _compared(result_of(service, experiment), asked, _space(experiment))
     figure = None if result is None else contour(result, _space(experiment), x=x, y=y)
-    return json_of(request, {} if figure is None else {"contour": figure})
+    if result is None or figure is None:
+        return json_of(request, {} if result is None or not (few := few_for_contour(result)) else {"note": few})
+    return json_of(request, {"contour": figure})
 
 
 @router.get("/experiments/{name}/importance")

@@ -1,9 +1,9 @@
 // The preview's charts as plotly figures, from the estimate's JSON.
 import { counted, duration, gpus_each, place_of, time_unit, usd } from "./plan_words.js";
 
-const STAGES = ["#3b82c4", "#e08a1e", "#2a9d6f", "#b565a7", "#c8553d", "#6c8ebf", "#8f9a2e", "#7a6fd0"];
+const STAGES = ["#3b82c4", "#8f9a2e", "#2a9d6f", "#b565a7", "#c8553d", "#6c8ebf", "#d6568c", "#7a6fd0"];
 const LIMIT = "#d62728";
-const STAR = "#d9480f";
+const STAR = "#6b63d9";
 const LEGEND = {
   legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0 },
   margin: { l: 10, r: 14, t: 26, b: 76 },

@@ -116,7 +116,7 @@ function saving(estimate) {
   const fixed = fixed_cluster(estimate);
   if (!fixed || estimate.policy === "static") return "";
   const share = 1 - estimate.prediction.cost_usd.mean / fixed.prediction.cost_usd.mean;
-  return share >= 0.005 ? `elasticity saves ${percent(share)}` : "";
+  return share >= 0.005 ? `elasticity saves ${percent(share)} of the cost of the best fixed cluster` : "";
 }
 
 function cards(estimate) {

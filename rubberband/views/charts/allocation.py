@@ -213,6 +213,7 @@ def _slot_axis(rows: list[str], slots: int, name: str) -> Figure:
         "range": [len(rows) - 0.5, -0.5],
         "fixedrange": True,
         "title": {"text": f"instance : {name}" if slots > 1 else "instance", "standoff": 14},
+        "ticklabelstandoff": 5,
         "tickmode": "array",
         "tickvals": rows[:: 1 + len(rows) // _MOST_LABELS],
     }

@@ -19,7 +19,8 @@ from rubberband.views.story import stage_spans
 
 Figure = dict[str, Any]
 
-STAGE_COLOURS = ("#3b82c4", "#e08a1e", "#2a9d6f", "#b565a7", "#c8553d", "#6c8ebf", "#8f9a2e", "#7a6fd0")
+STAGE_COLOURS = ("#3b82c4", "#8f9a2e", "#2a9d6f", "#b565a7", "#c8553d", "#6c8ebf", "#d6568c", "#7a6fd0")
+"""Not orange: that is the best trial, and nothing else."""
 SHADES = ("#8d99a8", "#7b97b4", "#6391bd", "#3b82c4", "#4b8f9f", "#8a8f5e", "#b98f3c", "#e08a1e")
 """Colours from the worst metric to the best."""
 PLANNED, LOST, FAR = "#9aa0a8", "#d62728", "#7a828c"

@@ -238,10 +238,22 @@ def contour_names(result: Result) -> list[str]:
     return [name for name, varies in found.items() if varies]
 
 
+FEWEST_OF_CONTOUR = 10
+
+
+def few_for_contour(result: Result) -> str:
+    """Return why there are too few trials for a contour, in a sentence; empty if there are enough, or no parameters."""
+    compared = comparable(result)
+    if compared is None or len(contour_names(result)) < 2 or len(compared.trials) >= FEWEST_OF_CONTOUR:
+        return ""
+    found = f"{len(compared.trials)} after {counted(compared.iterations, 'iteration')}"
+    return f"Too few trials: a contour needs {FEWEST_OF_CONTOUR} with a metric after equal iterations; there are {found}."
+
+
 def contour(result: Result, space: Space = None, *, x: str = "", y: str = "") -> Figure | None:
     """Return the metric over two parameters, the first two unless others are named; None without two that differ."""
     compared, names = comparable(result), contour_names(result)
-    if compared is None or len(names) < 2:
+    if compared is None or len(names) < 2 or len(compared.trials) < FEWEST_OF_CONTOUR:
         return None
     x = x if x in names else next(name for name in names if name != y)
     y = y if y in names and y != x else next(name for name in names if name != x)
