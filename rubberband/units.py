@@ -191,6 +191,12 @@ def instant_text(at: float) -> str:
     return format_instant(datetime.fromtimestamp(int(at), UTC))
 
 
+def deadline_text(at: float, submitted_at: float | None) -> str:
+    """Return a deadline (Unix time) for people: 2026-11-21T20:00:00Z (4m after its submission)."""
+    after = "" if submitted_at is None else f" ({duration(at - submitted_at)} after its submission)"
+    return instant_text(round(at, 3)) + after
+
+
 def format_instant(instant: datetime) -> str:
     """Return an instant in UTC as `parse_deadline` reads it: 2026-11-21T20:00:00Z."""
     return instant.astimezone(UTC).isoformat().replace("+00:00", "Z")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import itertools
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,7 +23,7 @@ from fastapi import APIRouter, Depends, Form, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from rubberband import views
 from rubberband.api.body import read_experiment, require_allowed
@@ -44,7 +43,7 @@ from rubberband.states import ACTIVE, OVER, ExperimentState
 from rubberband.units import counted, duration, format_bytes, format_duration, in_unit, instant_text, parse_deadline
 from rubberband.values.plan import Policy
 from rubberband.values.submission import Submission, Summary, search_words
-from rubberband.views.formatting import number, printable, usd, usd_decimals
+from rubberband.views.formatting import number, printable, timed, usd, usd_decimals
 from rubberband.views.report.page import DENSE, NARROW, PLOTLY
 
 # Static files of the dashboard, and plotly's script: read once, versioned by their content.
@@ -148,14 +147,6 @@ def zipped(request: Request, body: bytes) -> tuple[bytes, dict[str, str]]:
     return gzip.compress(body, compresslevel=4, mtime=0), headers | {"Content-Encoding": "gzip"}
 
 
-_INSTANT = re.compile(r"\d{4}-\d\d-\d\d(T)(\d\d:\d\d):\d\dZ")
-
-
-def timed(text: str) -> Markup:
-    """Escape a text and mark its instants, which the page shows in the reader's time zone."""
-    return Markup(_INSTANT.sub(r'<time datetime="\g<0>" data-clock>\2 UTC</time>', str(escape(text))))
-
-
 def sentence(text: str) -> str:
     """Capitalise a line and end it with a full stop."""
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
@@ -182,7 +173,7 @@ def _environment() -> Environment:
     templates.filters |= {
         "instant": instant_text,
         "sentence": sentence,
-        "timed": timed,
+        "timed": lambda text: Markup(timed(text)),
         "bytes": format_bytes,
         "prose": prose,
     }
@@ -338,6 +329,7 @@ class Row:
     share: float
     """Share of the iterations, 0 to 1."""
     progress: str
+    deadline: str
     slack: str
     mood: str
     """CSS class of the slack: good, warn, bad or faint."""
@@ -379,6 +371,7 @@ def row(submission: Submission, now: float, queue: QueueView | None = None) -> R
         note=submission.labels.note,
         share=_share(submission.state, summary),
         progress=_progress(submission) if queue is None else queue["text"],
+        deadline=submission.deadline,
         slack=slack,
         mood=mood,
         rehearsal=submission.rehearsal,

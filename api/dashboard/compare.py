@@ -176,7 +176,7 @@ def _deadline(result: Result) -> ComparedFigure:
     left_s = result.deadline_s - result.actual_jct_s
     over = result.outcome == "done"
     note = f"{duration(left_s)} to spare" if left_s >= 0 else f"{duration(-left_s)} late"
-    return ComparedFigure(duration(result.asked_deadline_s or 0.0), note if over or left_s < 0 else "")
+    return ComparedFigure(result.deadline, note if over or left_s < 0 else "")
 
 
 def _max_cost(result: Result) -> ComparedFigure:

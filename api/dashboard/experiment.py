@@ -11,7 +11,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
@@ -24,12 +23,12 @@ from rubberband.api.problems import NOT_FOUND, HttpProblem
 from rubberband.api.routes import Known, Reader, Service, Serving
 from rubberband.api.routes.queueing import queue_views
 from rubberband.api.routes.trials import trial_of
-from rubberband.errors import InputError, RubberbandError
+from rubberband.errors import RubberbandError
 from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.result.parts import TrialResult
 from rubberband.executor.result.result import Result
 from rubberband.states import ACTIVE, Action, ExperimentState
-from rubberband.units import counted, duration, in_unit, instant_text, parse_deadline
+from rubberband.units import counted, duration, in_unit
 from rubberband.values.command import entrypoint_text
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission
@@ -112,7 +111,7 @@ def facts(submission: Submission, now: float) -> list[Fact]:
         ("runs", entrypoint_text(words.get("entrypoint")) or ""),
         ("on", " ".join(_place(_part(words, "resources")))),
         ("searches", ", ".join(_search(_part(words, "search")))),
-        *_limits(_part(words, "constraints"), now),
+        *_limits(submission, now),
         ("policy", "" if submission.policy == "optimal" else submission.policy),
         ("profile", "" if words.get("profile") or not words else "measured first"),
     ]
@@ -146,23 +145,18 @@ def _search(search: Mapping[str, Any]) -> Iterator[str]:
         yield f"for the {'highest' if search.get('mode') == 'max' else 'lowest'} {metric}"
 
 
-def _limits(constraints: Mapping[str, Any], now: float) -> Iterator[Fact]:
-    yield "deadline", _deadline(constraints.get("deadline"), now)
-    cap_usd = constraints.get("max_cost")
+def _limits(submission: Submission, now: float) -> Iterator[Fact]:
+    yield "deadline", _deadline(submission, now)
+    cap_usd = _part(submission.words, "constraints").get("max_cost")
     yield "max_cost", f"{usd(cap_usd)} USD" if isinstance(cap_usd, int | float) else "none"
 
 
-def _deadline(asked: Any, now: float) -> str:
-    if asked is None:
+def _deadline(submission: Submission, now: float) -> str:
+    at = submission.deadline_at
+    if at is None:
         return "none"
-    try:
-        found = parse_deadline(asked)
-    except InputError:
-        return str(asked)
-    if not isinstance(found, datetime):
-        return f"{duration(found)} from the start"
-    left_s, when = found.timestamp() - now, instant_text(found.timestamp())
-    return f"{when} (in {duration(left_s)})" if left_s >= 0 else f"{when} (passed {duration(-left_s)} ago)"
+    left = f"in {duration(at - now)}" if at >= now else f"passed {duration(now - at)} ago"
+    return f"{submission.deadline}, {left}"
 
 
 router = APIRouter(include_in_schema=False)

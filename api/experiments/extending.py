@@ -239,6 +239,7 @@ def _of_waiting(
         name=row.name,
         now=now + waits_s,
         waits_s=waits_s,
+        submitted_at=row.created_at,
         words=dict(row.words),
         other=other,
         policy=cast(Policy, row.policy),

@@ -8,10 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 
-from rubberband.errors import InputError
-from rubberband.units import parse_deadline
 from rubberband.values.kinds import kind_in
 from rubberband.values.submission import Submission
 
@@ -235,17 +232,5 @@ def waiting_of(row: Submission) -> Waiting:
     return Waiting(
         takes_s=takes_s,
         shortest_s=summary.shortest_jct_s or 0.0,
-        deadline_at=None if summary.started_at is not None else deadline_of(row),
+        deadline_at=None if summary.started_at is not None else row.deadline_at,
     )
-
-
-def deadline_of(row: Submission) -> float | None:
-    """Return the deadline of a submission (Unix time); None without one."""
-    asked = row.words.get("constraints", {}).get("deadline")
-    if asked is None:
-        return None
-    try:
-        found = parse_deadline(asked)
-    except InputError:
-        return None
-    return found.timestamp() if isinstance(found, datetime) else row.created_at + found

@@ -26,7 +26,7 @@ from rubberband.executor.run.notices import SERVICE_VARIABLE
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder, without_pool
 from rubberband.states import ExperimentState
-from rubberband.units import MONEY_SLACK_USD, format_usd, parse_deadline
+from rubberband.units import MONEY_SLACK_USD, format_usd
 from rubberband.values.kinds import kind_in
 from rubberband.values.submission import Submission
 
@@ -160,9 +160,7 @@ def _goes_on(row: Submission, folder: ExperimentFolder, follower: JournalFollowe
         return not follower.is_ending and not _is_late(follower)
     if loses_profile(row):
         return False
-    deadline = row.words.get("constraints", {}).get("deadline")
-    ends_at = None if deadline is None else parse_deadline(deadline)
-    return ends_at is None or isinstance(ends_at, float) or ends_at.timestamp() > now
+    return row.deadline_at is None or row.deadline_at > now
 
 
 def _is_late(follower: JournalFollower) -> bool:

@@ -418,6 +418,7 @@ class Watcher:
             attempt=row.attempt,
             resume=folder.exists,
             words=row.words,
+            submitted_at=row.created_at,
             policy=row.policy,
             code=tuple(map(str, self._settings.code)),
             entrypoints=tuple(self._settings.entrypoints),

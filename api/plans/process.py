@@ -56,7 +56,7 @@ from rubberband.planning.prices_and_quotas import (
     local_prices_and_quotas,
 )
 from rubberband.spec.experiment import Experiment
-from rubberband.units import format_duration, format_instant, instant_text, parse_deadline, shown
+from rubberband.units import deadline_text, format_duration, format_instant, instant_text, parse_deadline, shown
 from rubberband.values.plan import Policy
 from rubberband.views.queueing import about
 
@@ -74,6 +74,8 @@ class RestQuestion:
     """Unix time of the question; for an experiment that has not started, of its expected start."""
     waits_s: float = 0.0
     """Time until that start."""
+    submitted_at: float = 0.0
+    """Unix time of its submission."""
     limits: Limits = field(default_factory=Limits)
     """Other limits of a started experiment, as its driver counts them."""
     trials: NewTrials | None = None
@@ -107,12 +109,28 @@ def answered(question: Json, home: Path, code: Sequence[str] = (), allowed: Sequ
     """
     asked = TypeAdapter(RestQuestion).validate_python(question)
     if asked.words:
-        extension = waiting_extension(asked.words, asked.other, asked.policy, asked.now, code, allowed, asked.waits_s)
+        extension = _with_deadlines(
+            waiting_extension(asked.words, asked.other, asked.policy, asked.now, code, allowed, asked.waits_s), asked
+        )
         found = RestAnswer(extension=extension, had=Limits())
     else:
         found = _of_begun(asked, home)
     plain: Json = TypeAdapter(RestAnswer).dump_python(found, mode="json")
     return plain
+
+
+def _with_deadlines(extension: Extension, asked: RestQuestion) -> Extension:
+    """Return it with the deadlines of its settings for people."""
+
+    def named(outlook: Outlook, words: Mapping[str, Any]) -> Outlook:
+        deadline = words.get("constraints", {}).get("deadline")
+        if deadline is None:
+            return outlook
+        at = instant_of(deadline, asked.submitted_at).timestamp()
+        return replace(outlook, deadline=deadline_text(at, asked.submitted_at))
+
+    before, after = named(extension.before, asked.words), named(extension.after, asked.other)
+    return replace(extension, before=before, after=after)
 
 
 def read_answer(answer: Json) -> RestAnswer:

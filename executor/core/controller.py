@@ -171,6 +171,8 @@ class Controller:
                 max_cost_usd=self.job.max_cost_usd,
                 target_before=before.stop.target,
                 target=self.job.stop.target,
+                deadline_before=before.deadline,
+                deadline=self.job.deadline,
             )
         )
         self.state.fleet.rent_changed()

@@ -69,6 +69,8 @@ class Outlook:
     """Whether it keeps these limits."""
     reason: str
     """One line for the user."""
+    deadline: str = ""
+    """The deadline for people, as in `Job`."""
     target: float | None = None
     """Value of the metric that ends the search."""
 
@@ -107,9 +109,10 @@ def limits_of(
 ) -> Limits:
     """New limits in the file's words, as the driver counts them.
 
-    `deadline` is a duration (a number of seconds, or text such as 40m) from the experiment's start, profiling
-    included, or an instant with its zone; `max_cost_usd` includes what profiling cost. None: as it was. `job` is the
-    controller's, with the limits in force. Raises InputError for what is no limit, or less than is granted already.
+    `deadline` is a duration (a number of seconds, or text such as 40m) from the experiment's submission or, without
+    one, from its start, profiling included; or an instant with its zone. `max_cost_usd` includes what profiling cost.
+    None: as it was. `job` is the controller's, with the limits in force. Raises InputError for what is no limit, or
+    less than is granted already.
     """
     deadline_s = None if deadline is None else _deadline_s(header, state, parse_deadline(deadline))
     if target is not None:
@@ -224,14 +227,23 @@ def _deadline_s(header: Header, state: State, asked: float | datetime) -> float 
     """From Started."""
     job = state.job
     if not isinstance(asked, datetime):
-        used_s: float = header.setup.get("profiling_s", 0.0)
+        used_s = job.before_s
         _require_later(asked - used_s, job.deadline_s, lambda seconds: format_duration(seconds + used_s))
         return asked - used_s
     has_clock = not header.kind.is_simulated and state.phase is not Phase.NEW
-    since = state.started_at if has_clock else header.created_at
+    since = state.started_at if has_clock else _planned_at(header)
     asked_s = asked.timestamp() - since
     _require_later(asked_s, job.deadline_s, lambda seconds: _instant(since + seconds))
     return raised(job.deadline_s, asked_s)
+
+
+def _planned_at(header: Header) -> float:
+    """Return the Unix time from which the deadline of a plan counts."""
+    asked = header.setup.get("experiment", {}).get("constraints", {}).get("deadline")
+    instant = None if asked is None else parse_deadline(asked)
+    if isinstance(instant, datetime) and header.job.deadline_s is not None:
+        return instant.timestamp() - header.job.deadline_s
+    return header.created_at
 
 
 def _instant(at: float) -> str:
@@ -259,7 +271,7 @@ def _extended(job: Job, deadline_s: float | None, max_cost_usd: float | None, ta
     extended = job
     if deadline_s is not None:
         _require_later(deadline_s, job.deadline_s, format_duration)
-        extended = replace(extended, deadline_s=raised(job.deadline_s, deadline_s))
+        extended = job.extended(deadline_s)
     if max_cost_usd is not None:
         _require_larger(max_cost_usd, job.max_cost_usd, 0.0)
         extended = replace(extended, max_cost_usd=max_cost_usd)
@@ -410,6 +422,7 @@ def outlook_of(job: Job, expected: Forecast, plan: Plan, reason: str, *, feasibl
         jct_s=expected.jct_s,
         cost_usd=expected.cost_usd,
         deadline_s=job.deadline_s,
+        deadline=job.deadline,
         max_cost_usd=job.max_cost_usd,
         target=job.stop.target,
         plan=plan,

@@ -71,6 +71,9 @@ class LimitsExtended:
     max_cost_usd: float | None
     target_before: float | None = None
     target: float | None = None
+    deadline_before: str = ""
+    """Like `deadline` for people, as in `Job`."""
+    deadline: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

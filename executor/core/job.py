@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rubberband.executor.core.events import LimitsChanged
 from rubberband.planner import Reserve
+from rubberband.units import deadline_text, duration
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Prediction, Stage, gang_sizes, total_iterations
 from rubberband.values.profile import Profile
@@ -59,6 +60,9 @@ class Job:
     """The time that measuring the profile took of the deadline, before Started."""
     deadline_at: float | None = None
     """The deadline on the backend's clock, if it is an instant; `deadline_s` follows from it at Started."""
+    submitted_at: float | None = None
+    """Its submission to a service on the backend's clock, which is 0 at the start of a rehearsal; None: run by hand, or
+    without a deadline."""
     max_cost_usd: float | None = None
     max_failures: int = 1
     """How often a trial is tried again after a failure."""
@@ -200,13 +204,39 @@ class Job:
         """The job once it is known when it started: a deadline that is an instant is no later than that."""
         return self if self.deadline_at is None else replace(self, deadline_s=max(0.0, self.deadline_at - started_at))
 
+    @property
+    def deadline(self) -> str:
+        """The deadline as it was written, for people; empty without one.
+
+        That of a submission is an instant and the time from the submission; of a run by hand either an instant or a
+        duration from the start; of a rehearsal, which has no time of day, a duration.
+        """
+        if self.deadline_s is None:
+            return ""
+        if self.deadline_at is not None:
+            return deadline_text(self.deadline_at, self.submitted_at)
+        return duration(self.deadline_s + self.before_s)
+
+    @property
+    def before_s(self) -> float:
+        """Time before Started that counts for its deadline: from its submission on, or for measuring its profile."""
+        if self.submitted_at is None:
+            return self.profiling_s
+        started_at = 0.0 if self.deadline_at is None or self.deadline_s is None else self.deadline_at - self.deadline_s
+        return started_at - self.submitted_at
+
+    def extended(self, deadline_s: float | None) -> Job:
+        """The job with a deadline that is never earlier; what was submitted still has an instant."""
+        later_s = raised(self.deadline_s, deadline_s)
+        at = self.deadline_at
+        if self.deadline_s is not None and later_s is not None and later_s > self.deadline_s:
+            at = None if at is None or self.submitted_at is None else at + later_s - self.deadline_s
+        return replace(self, deadline_s=later_s, deadline_at=None if later_s is None else at)
+
     def granted(self, event: LimitsChanged) -> Job:
         """The job with the limits that the event grants, of which none is ever lowered, and with its target."""
-        deadline_s = raised(self.deadline_s, event.deadline_s)
         return replace(
-            self,
-            deadline_s=deadline_s,
-            deadline_at=self.deadline_at if deadline_s == self.deadline_s else None,
+            self.extended(event.deadline_s),
             max_cost_usd=raised(self.max_cost_usd, event.max_cost_usd),
             stop=self.stop if event.target is None else replace(self.stop, target=event.target),
         )

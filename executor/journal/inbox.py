@@ -349,6 +349,8 @@ class HostedRun:
     """Whether to resume the journalled run; `words` are ignored then."""
     words: dict[str, Any]
     """The experiment as in its file."""
+    submitted_at: float | None = None
+    """Unix time of its submission."""
     policy: Policy = "optimal"
     code: tuple[str, ...] = ()
     """Folders that are searched for the entry point."""

@@ -207,6 +207,8 @@ class Result:
     """Planned cost of the head node where stages run side by side; else they have it, and this is 0."""
     rehearsal: bool = False
     """Whether nothing was trained: time and cost are simulated, the metric is invented, and no trial is the best."""
+    deadline: str = ""
+    """The deadline in force for people: an instant and the time from the submission, or a duration; may be empty."""
 
     @property
     def ranking(self) -> Ranking:
@@ -299,11 +301,6 @@ class Result:
             "no trial is" if not kept else f"{counted(kept, 'trial')} stopped earlier {'is' if kept == 1 else 'are'}"
         )
         return f"the best trial is not feasible ({found}; limits: {limits}); {others}"
-
-    @property
-    def asked_deadline_s(self) -> float | None:
-        """The deadline as the user asked for it: `deadline_s`, and what measuring the profile took of it."""
-        return None if self.deadline_s is None else self.deadline_s + self.profiling_s
 
     @property
     def whole_cost_usd(self) -> float:

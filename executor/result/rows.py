@@ -283,7 +283,7 @@ def _outcome(result: Result) -> str:
     took = duration(result.actual_jct_s)
     if result.deadline_s is None or result.outcome != "done":
         return f"{'not finished' if result.outcome == 'unfinished' else result.outcome}, {took}"
-    return f"done in {took}, deadline {duration(result.asked_deadline_s or 0.0)} {'missed' if result.late else 'met'}"
+    return f"done in {took}, deadline {result.deadline} {'missed' if result.late else 'met'}"
 
 
 def _cost(result: Result) -> str:

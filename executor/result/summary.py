@@ -72,6 +72,7 @@ def summarise(state: State, setup: Mapping[str, Any], now: float) -> Result:
         planned_head_usd=job.prediction.cost_usd - math.fsum(stage.cost_usd for stage in job.prediction.stages),
         actual_cost_usd=bill_usd(state, as_of),
         deadline_s=job.deadline_s,
+        deadline=job.deadline,
         max_cost_usd=job.max_cost_usd,
         paid=paid_time(state, as_of),
         instances=tuple(_instances(state, as_of)),

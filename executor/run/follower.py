@@ -93,6 +93,7 @@ def summary_of(header: Header, controller: Controller, now: float) -> Summary:
         forecast_jct_s=job.prediction.jct_s if expected is None else expected.jct_s,
         forecast_cost_usd=profile_usd + (job.prediction.cost_usd if expected is None else expected.cost_usd),
         deadline_s=job.deadline_s,
+        deadline=job.deadline,
         max_cost_usd=None if job.max_cost_usd is None else profile_usd + job.max_cost_usd,
         metric=job.metric,
         mode=job.mode,

@@ -215,8 +215,8 @@ class NoticeSource:
             self._late_looks = self._late_looks + 1 if is_late else 0
             if self._late_looks >= _LATE_LOOKS:
                 text = (
-                    f"is expected to end {duration(expected_s - deadline_s)} after its deadline of "
-                    f"{duration(deadline_s)}; `rubberband extend {self._name} --deadline …` gives it more time"
+                    f"is expected to end {duration(expected_s - deadline_s)} after its deadline, "
+                    f"{summary.deadline}; `rubberband extend {self._name} --deadline …` gives it more time"
                 )
                 notices.append(self._notice(f"late-{deadline_s:g}", "late", text))
         if most_usd and summary.cost_usd >= NEAR * most_usd:  # 0 where instances are free

@@ -78,6 +78,8 @@ class SummaryView(Answer):
     forecast_cost_usd: float | None
     deadline_s: float | None
     """Seconds from the start."""
+    deadline: str
+    """The deadline for people: an instant and the time from the submission, or a duration; empty without one."""
     max_cost_usd: float | None
     metric: str
     mode: Literal["max", "min"]
@@ -240,6 +242,10 @@ class GrantedLimits(Answer):
     target_before: float | None
     target: float | None
     """The value of the metric that ends the search."""
+    deadline_before: str
+    """Like `deadline` in words."""
+    deadline: str
+    """The deadline as it was written; empty without one."""
 
 
 class ExperimentDetail(ExperimentView):
@@ -477,6 +483,8 @@ class OutlookView(Answer):
     plan: dict[str, Any]
     feasible: bool
     reason: str
+    deadline: str
+    """The deadline as it was written; empty without one."""
 
 
 class ExtensionView(Answer):

@@ -85,19 +85,20 @@ def _redrawn(look: Callable[[], ExperimentDetail]) -> ExperimentDetail:
     from rich.text import Text
 
     from rubberband.views.document import render_document
+    from rubberband.views.formatting import local_times
 
     with Live(console=Console(file=sys.stderr), auto_refresh=False, transient=True) as live:
         while True:
             view = look()
-            live.update(
-                Text(in_unit(render_document(*_document(view)), view["summary"].get("unit", "USD"))), refresh=True
-            )
+            text = in_unit(render_document(*_document(view)), view["summary"].get("unit", "USD"))
+            live.update(Text(local_times(text, time.time())), refresh=True)
             if _is_over(view):
                 return view
             time.sleep(LOOK_EVERY_S)
 
 
 def _printed(look: Callable[[], ExperimentDetail]) -> ExperimentDetail:
+    from rubberband.views.formatting import local_times
     from rubberband.views.live.status import headline
 
     last = ""
@@ -108,7 +109,7 @@ def _printed(look: Callable[[], ExperimentDetail]) -> ExperimentDetail:
         if summary["target_iterations"]:
             line += f"; {summary['iterations']} of {counted(summary['target_iterations'], 'iteration')}"
         if line != last:
-            print(line, file=sys.stderr, flush=True)
+            print(local_times(line, time.time()), file=sys.stderr, flush=True)
             last = line
         if _is_over(view):
             return view
@@ -270,6 +271,7 @@ def _change(
     """Show the effect of other limits or more trials, and ask for them once the user has confirmed."""
     from rubberband.states import ACTIVE
     from rubberband.units import parse_usd
+    from rubberband.views.formatting import local_times
     from rubberband.views.live.status import extension_lines
 
     max_cost_usd = None if max_cost is None else parse_usd(max_cost)
@@ -278,7 +280,7 @@ def _change(
         view = experiment.look()
         unit = view["summary"].get("unit", "USD")
         for line in extension_lines(found):
-            print(in_unit(line, unit), file=sys.stderr)
+            print(local_times(in_unit(line, unit), time.time()), file=sys.stderr)
         if not dry_run and (yes or typer.confirm("Apply it?", err=True)):
             found = experiment.extension(deadline, max_cost_usd, target, trials, granted=True)
             does = "trains them" if trials else "continues it"

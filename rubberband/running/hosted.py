@@ -138,6 +138,7 @@ def _begun(folder: ExperimentFolder, order: HostedRun) -> Result:
         policy=order.policy,
         most_usd=order.most_usd,
         is_admitted=order.pool is not None,
+        submitted_at=order.submitted_at,
         announce=_say,
         view=_plain_view,
     )

@@ -19,8 +19,11 @@ HUNG_REPLACEMENTS = 3
 """A run replaces at most this number of instances since trials hung on them."""
 
 
-def job_of(found: PlannedExperiment, spent: Spent) -> Job:
-    """Return the job of an experiment that starts now. Raises InfeasibleError if no plan keeps its limits."""
+def job_of(found: PlannedExperiment, spent: Spent, submitted_at: float | None = None) -> Job:
+    """Return the job of an experiment that starts now. Raises InfeasibleError if no plan keeps its limits.
+
+    `submitted_at` is the Unix time of its submission to a service; None: run by hand.
+    """
     chosen, experiment, problem = found.job, found.experiment, found.estimate.problem
     constraints, resources = problem.constraints, experiment.resources
     kind = resources.kind
@@ -63,9 +66,18 @@ def job_of(found: PlannedExperiment, spent: Spent) -> Job:
         resize_in_stage=experiment.constraints.resize_in_stage,
         keeps_width=experiment.training.mode == "async",
         profiling_s=spent.seconds,
+        submitted_at=_on_clock(submitted_at, experiment, constraints.deadline_s),
         stop=experiment.search.stop_rules,
         trains=not kind.is_simulated,
     )
+
+
+def _on_clock(submitted_at: float | None, experiment: Experiment, deadline_s: float | None) -> float | None:
+    """Return the submission (Unix time) on the clock of its run; None without a deadline that is an instant."""
+    deadline_at = experiment.constraints.deadline_at
+    if submitted_at is None or deadline_at is None or deadline_s is None:
+        return None
+    return submitted_at - (deadline_at - deadline_s) if experiment.resources.kind.is_simulated else submitted_at
 
 
 def _profile_of_starts(experiment: Experiment, profile: Profile) -> Profile:

@@ -68,6 +68,8 @@ class RunOptions:
     """Whether a service has held the plan against the pool's cap of a month; it is not checked again."""
     profile_again: bool = False
     """Whether a profile is measured even if there is one."""
+    submitted_at: float | None = None
+    """Unix time of its submission to a service; None: it is run by hand."""
     no_cap: bool = False
     """Whether rented instances may have no max_cost."""
     confirm: Confirm = lambda bill: None
@@ -277,7 +279,7 @@ class Start:
         found = planned(experiment, profiles, here, asked)
         for line in (*experiment.notes, *found.remarks):
             options.announce(line)
-        job = job_of(found, spent)
+        job = job_of(found, spent, options.submitted_at)
         if (sized := found.size) is not None:
             assert sized.number is not None, "there is a plan"
             options.announce(f"{sized.key}: auto is {sized.number:,}, the largest search within the limits")

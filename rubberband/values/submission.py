@@ -6,11 +6,12 @@ import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any, Literal
 
 from rubberband.errors import InputError
 from rubberband.states import ACTIVE, OVER, ExperimentState
-from rubberband.units import TURNING, counted, month_begin, shown
+from rubberband.units import TURNING, counted, deadline_text, month_begin, parse_deadline, shown
 from rubberband.values.kinds import kind_in
 from rubberband.values.offer import Unit
 
@@ -134,6 +135,8 @@ class Summary:
     forecast_cost_usd: float | None = None
     deadline_s: float | None = None
     """From the start."""
+    deadline: str = ""
+    """The deadline for people: an instant and the time from the submission, or a duration; empty without one."""
     max_cost_usd: float | None = None
     metric: str = ""
     mode: Literal["max", "min"] = "max"
@@ -199,6 +202,27 @@ class Submission:
             return None
         elapsed_s = 0.0 if now is None or summary.started_at is None else now - summary.started_at
         return summary.deadline_s - summary.ends_s(is_over=is_over, elapsed_s=elapsed_s)
+
+    @property
+    def deadline_at(self) -> float | None:
+        """The deadline that its file asks for (Unix time); None without one."""
+        constraints = self.words.get("constraints")
+        asked = constraints.get("deadline") if isinstance(constraints, Mapping) else None
+        if asked is None:
+            return None
+        try:
+            found = parse_deadline(asked)
+        except InputError:
+            return None
+        return found.timestamp() if isinstance(found, datetime) else self.created_at + found
+
+    @property
+    def deadline(self) -> str:
+        """The deadline in force, for people, as in `Summary`; before its start, as its file says."""
+        at = self.deadline_at
+        if self.summary.deadline or self.summary.started_at is not None or at is None:
+            return self.summary.deadline
+        return deadline_text(at, self.created_at)
 
     @property
     def rehearsal(self) -> bool:

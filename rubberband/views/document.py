@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import textwrap
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rubberband.units import in_unit
-from rubberband.views.formatting import TextTable, aligned, hanging
+from rubberband.views.formatting import TextTable, aligned, hanging, local_times
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,12 +33,16 @@ def print_document(
     closing: Sequence[str] = (),
     unit: str = "USD",
 ) -> None:
-    """Print lines (on a terminal, each in its style), tables, and closing lines. Amounts count in `unit`."""
-    lines, found, closing = (
-        [in_unit(line, unit) for line in lines],
-        [table.in_unit(unit) for table in found],
-        [in_unit(line, unit) for line in closing],
-    )
+    """Print lines (on a terminal, each in its style), tables, and closing lines.
+
+    Amounts count in `unit`, and instants are shown in this process's time zone.
+    """
+    now = time.time()
+
+    def shown(text: str) -> str:
+        return local_times(in_unit(text, unit), now)
+
+    lines, found, closing = [*map(shown, lines)], [table.mapped(shown) for table in found], [*map(shown, closing)]
     if sys.stdout.isatty():
         _print_rich(lines, found, styles, closing)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
-from rubberband.units import TURNING, counted, duration, format_duration, format_usd, in_unit
+from rubberband.units import TURNING, counted, duration, format_duration, format_usd
 from rubberband.values.balance import BalanceUse
 from rubberband.values.offer import BillLine
 from rubberband.values.plan import PlanningConstraints, Size
@@ -63,9 +64,30 @@ def ends(at: float | None, left_s: float) -> str:
     """
     if at is None:
         return f"ends in {duration(left_s)}"
-    then, now = datetime.fromtimestamp(at), datetime.fromtimestamp(at - left_s)
-    day = "" if then.date() == now.date() else f"{then:%b} {then.day} "
-    return f"ends {day}{then:%H:%M} (in {duration(left_s)})"
+    return f"ends {_local(at, at - left_s)} (in {duration(left_s)})"
+
+
+def _local(at: float, now: float) -> str:
+    """Return an instant (Unix time) in this process's time zone; another day than that of `now` is named."""
+    then = datetime.fromtimestamp(at)
+    day = "" if then.date() == datetime.fromtimestamp(now).date() else f"{then:%b} {then.day} "
+    return f"{day}{then:%H:%M}"
+
+
+_INSTANT = re.compile(r"\d{4}-\d\d-\d\dT(\d\d:\d\d):\d\dZ")
+
+
+def local_times(text: str, now: float) -> str:
+    """Return a text for a terminal: its instants, as `instant_text` writes them, in this process's time zone.
+
+    `now` is Unix time: another day than that is named.
+    """
+    return _INSTANT.sub(lambda found: _local(datetime.fromisoformat(found[0]).timestamp(), now), text)
+
+
+def timed(text: str) -> str:
+    """Escape a text for a page, and mark its instants, which scripts show in the reader's time zone."""
+    return _INSTANT.sub(r'<time datetime="\g<0>" data-clock>\1 UTC</time>', html.escape(text))
 
 
 def time_unit_s(largest_s: float) -> float:
@@ -349,18 +371,15 @@ class TextTable:
     words: frozenset[int] = frozenset({0})
     notes: tuple[str, ...] = ()
 
-    def in_unit(self, unit: str) -> TextTable:
-        """Return it with the unit that its amounts count."""
-        if unit == "USD":
-            return self
-        rows = (tuple(cell if cell == "USD" else in_unit(cell, unit) for cell in row) for row in self.rows)
+    def mapped(self, shown: Callable[[str], str]) -> TextTable:
+        """Return it with all texts as `shown` returns them, but for a cell that is the word USD: a user's."""
         return replace(
             self,
-            title=in_unit(self.title, unit),
-            header=tuple(in_unit(cell, unit) for cell in self.header),
-            rows=tuple(rows),
-            total=self.total and tuple(in_unit(cell, unit) for cell in self.total),
-            notes=tuple(in_unit(note, unit) for note in self.notes),
+            title=shown(self.title),
+            header=tuple(map(shown, self.header)),
+            rows=tuple(tuple(cell if cell == "USD" else shown(cell) for cell in row) for row in self.rows),
+            total=self.total and tuple(map(shown, self.total)),
+            notes=tuple(map(shown, self.notes)),
         )
 
 
@@ -463,7 +482,7 @@ class Card:
 def time_card(result: Result, forecast_s: float | None = None) -> Card:
     """Return the time of a run, with its deadline, and the plan and the forecast of one that runs."""
     took_s, planned_s = result.actual_jct_s, result.planned_jct_s
-    deadline = "no deadline" if result.deadline_s is None else f"deadline {duration(result.asked_deadline_s or 0.0)}"
+    deadline = "no deadline" if result.deadline_s is None else f"deadline {result.deadline}"
     against = _against(result, planned_s, forecast_s, took_s, duration)
     gauge = _gauge(took_s, result.deadline_s, planned_s, forecast_s, "deadline")
     return Card("time", duration(took_s), (deadline, against), gauge)

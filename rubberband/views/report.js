@@ -30,6 +30,13 @@ function theme(layout) {
   return themed;
 }
 
+// Instants in the reader's time zone; another day than today is named.
+for (const element of document.querySelectorAll("time[data-clock]")) {
+  const at = new Date(element.dateTime);
+  const day = at.toDateString() === new Date().toDateString() ? {} : { day: "numeric", month: "short" };
+  element.textContent = at.toLocaleString("en-GB", { ...day, hour: "2-digit", minute: "2-digit" });
+}
+
 const pressed = new Map(); // chart -> number of the pressed button, where lines are paths
 
 function draw() {

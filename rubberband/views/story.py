@@ -136,8 +136,8 @@ def _extended(granted: LimitsExtended) -> str:
     parts = []
     before_s, deadline_s = granted.deadline_before_s, granted.deadline_s
     if before_s is not None and before_s != deadline_s:
-        deadline = "no deadline" if deadline_s is None else f"deadline {duration(deadline_s)}"
-        parts.append(f"{deadline} instead of {duration(before_s)}")
+        deadline = "no deadline" if deadline_s is None else f"deadline {granted.deadline}"
+        parts.append(f"{deadline} instead of {granted.deadline_before}")
     before_usd, max_cost_usd = granted.max_cost_before_usd, granted.max_cost_usd
     if before_usd is not None and before_usd != max_cost_usd:
         max_cost = "no max_cost" if max_cost_usd is None else f"max_cost {usd(max_cost_usd)} USD"

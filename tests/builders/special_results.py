@@ -110,5 +110,5 @@ SPECIAL_RESULTS: dict[str, Callable[[], Result]] = {
     "extended": extended_result,
     "replanned": replanned_result,
     "asynchronous": asynchronous_result,
-    "profiled": lambda: replace(a_result(), profiling_s=31.0, profiling_cost_usd=0.0123, resumes=2),
+    "profiled": lambda: replace(a_result(), profiling_s=31.0, deadline="20m31s", profiling_cost_usd=0.0123, resumes=2),
 }

@@ -16,7 +16,7 @@ from tests.builders.terminal import CTRL_C, on_terminal
 
 VIRTUAL = ("-s", "resources.provider=virtual", "-s", "resources.instance_type=c7i.2xlarge")
 BEST = r"best +(?:score|accuracy)=[\d.]+ \(trial \d+\) *\n"
-TIME = r"time +\S+ of \S+ \(deadline\); ends \d\d:\d\d \(in \S+\), \S+ to spare; planned \S+ *\n"
+TIME = r"time +\S+, deadline \S+; ends \d\d:\d\d \(in \S+\), \S+ to spare; planned \S+ *\n"
 REHEARSED = TIME.replace(r"\d\d:\d\d \(in \S+\)", r"in \S+")
 """A virtual clock has no time of day."""
 COST = r"cost +[\d.]+ (?:of [\d.]+ )?USD[^;\n]*; forecast [\d.]+; planned [\d.]+"
@@ -34,7 +34,7 @@ def test_a_status_that_is_watched_shows_the_story_below_the_best_the_end_and_the
         terminal.until(rf"found: runs, stage 1 \(2 of 4\)\n{BEST}{REHEARSED}{COST}[^\n]*\nprogress ")
         terminal.until(r"Decisions\n[^\n]*\n +2m37s  SYNC of stage 0 +9 of 27 trials promoted: ")
         run.grow(folder, half, len(run.events))
-        terminal.until(rf"found: done\n{BEST}time +19m43s of 25m \(deadline\), 5m17s to spare")
+        terminal.until(rf"found: done\n{BEST}time +19m43s, deadline 25m, 5m17s to spare")
         assert terminal.end() == 0
     assert re.search(r" 19m43s +SYNC of stage 3 ", terminal.shown[-600:]), terminal.shown[-600:]
 
@@ -46,7 +46,7 @@ def test_a_run_shows_the_same_story_as_it_goes(tmp_path: Path) -> None:
     assert not re.search(r"ends \d\d:\d\d", terminal.shown), "a virtual clock has no time of day"
     terminal.until(r"SYNC 0: promoted 2 of 4 .*; spent 0\.0440 USD *\n")
     terminal.until(r"plan unchanged: 9m50s to spare; forecast 10s, 0\.0850 USD")
-    terminal.until(r"time +10s of 10m \(deadline\); planned 10s *\ncost +0\.0850 USD; planned 0\.0850")
+    terminal.until(r"time +10s, deadline 10m; planned 10s *\ncost +0\.0850 USD; planned 0\.0850")
     assert "best" not in terminal.shown
     assert REHEARSAL in terminal.shown
 

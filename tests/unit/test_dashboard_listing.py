@@ -167,7 +167,7 @@ AT = 1_800_000_000.0
 
 
 def facts_of(said: dict[str, Any]) -> dict[str, str]:
-    row = Submission(name="one", state=ExperimentState.QUEUED, created_at=AT, changed_at=AT, words=said)
+    row = Submission(name="one", state=ExperimentState.QUEUED, created_at=AT - 600.0, changed_at=AT, words=said)
     return dict(facts(row, AT))
 
 
@@ -176,13 +176,13 @@ def test_code_place_search_and_limits_are_reported() -> None:
         "runs": "examples.digits:DigitsTrial",
         "on": "up to 8 x p3.8xlarge (virtual)",
         "searches": "27 configurations (sha), for the highest accuracy",
-        "deadline": "25m from the start",
+        "deadline": "2027-01-15T08:15:00Z (25m after its submission), in 15m",
         "max_cost": "4.00 USD",
     }
 
 
 @cases("deadline", "words_of_it")
-def test_a_deadline_is_shown_by_the_time_that_is_left(deadline: str | None, words_of_it: str) -> None:
+def test_a_queued_one_has_its_deadline_with_the_time_that_is_left(deadline: str | None, words_of_it: str) -> None:
     assert facts_of({"constraints": {"deadline": deadline}})["deadline"] == words_of_it
 
 
@@ -335,7 +335,7 @@ def test_replans_are_decisions_that_changed_the_plan() -> None:
 
 
 def test_the_deadline_is_the_one_that_was_asked_for() -> None:
-    results = [dataclasses.replace(a_result(), deadline_s=7200.0 - spent_s, profiling_s=spent_s) for spent_s in (0, 27)]
+    results = [a_result(a_job(deadline_s=7200.0 - spent_s, profiling_s=spent_s)) for spent_s in (0, 27)]
     lines = figures_of([one("a", results[0]), one("b", results[1])])
     (line,) = [line for line in lines if line.title == "deadline"]
     assert [cell.text for cell in line.cells] == ["2h", "2h"]

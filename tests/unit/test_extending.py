@@ -221,8 +221,9 @@ def started() -> State:
     return story.state
 
 
-def of_words(state: State, deadline: object = None, max_cost_usd: float | None = None, **setup: object) -> Limits:
-    return limits_of(header(**setup), state, deadline=deadline, max_cost_usd=max_cost_usd)
+def of_words(state: State, deadline: object = None, max_cost_usd: float | None = None, **setup: float) -> Limits:
+    profiled = state.supposed(job=dataclasses.replace(state.job, profiling_s=setup.get("profiling_s", 0.0)))
+    return limits_of(header(**setup), profiled, deadline=deadline, max_cost_usd=max_cost_usd)
 
 
 def test_words_are_counted_from_the_start_and_profiling_counts_against_them() -> None:

@@ -269,9 +269,7 @@ def test_a_run_that_will_be_late_is_a_notice(tmp_path: Path, monkeypatch: pytest
     assert {notice.id for notice in found} == {found[0].id}
     assert len(found) == 2  # not at the first look: a forecast may pass
     assert found[0].kind == "late"
-    assert (
-        "is expected to end 3m after its deadline of 1h; `rubberband extend digits-sha --deadline …`" in found[0].text
-    )
+    assert "is expected to end 3m after its deadline, 25m; `rubberband extend digits-sha --deadline …`" in found[0].text
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 from rubberband import cli
-from rubberband.api.experiments.queueing import Holder, Line, Queue, Turn, Waiting, deadline_of, holder_of, waiting_of
+from rubberband.api.experiments.queueing import Holder, Line, Queue, Turn, Waiting, holder_of, waiting_of
 from rubberband.api.problems import HttpProblem
 from rubberband.client import models
 from rubberband.commands import run
@@ -172,7 +172,7 @@ def test_an_experiment_holds_its_slot_as_long_as_its_plan_or_what_is_left_of_it(
     rehearsal = {"resources": {"provider": "virtual"}}
     assert waiting_of(row(summary=planned, words=rehearsal)).takes_s == 0.0
     assert holder_of(row(words=rehearsal)).ends_at == NOW
-    assert deadline_of(row(words={"constraints": {"deadline": "soon"}})) is None
+    assert row(words={"constraints": {"deadline": "soon"}}).deadline_at is None
 
 
 def shown(start_at: float | None, *, deadline_at: float | None = NOW + 80.0, now: float = NOW, **others: Any) -> Any:

@@ -41,6 +41,7 @@ def view(state: str) -> dict[str, Any]:
         "stages": 3,
         "jct_s": 20.0,
         "deadline_s": 60.0,
+        "deadline": "1m",
         "planned_jct_s": 50.0,
         "forecast_jct_s": 40.0,
         "cost_usd": 0.5,

@@ -12,6 +12,11 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
+// A text in parts, its instants as elements that showTimes() writes in the reader's time zone.
+export function timed(text) {
+  return text.split(/(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)/).map((part, at) => (at % 2 ? make("time", { datetime: part, "data-clock": true }, part) : part));
+}
+
 // A table, whose rows are cards on a phone; columns are [title, "words" or ""], rows are lists of texts or elements.
 // The roles are written out, as cards undo them.
 export function table(caption, columns, rows) {

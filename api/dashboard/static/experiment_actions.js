@@ -1,7 +1,7 @@
 // Cancel, resume, extend, add, limit and delete: each in a dialog, and what an extension changes is shown before it is asked for.
 import { freshKey } from "./browser.js";
-import { make, show, show_wrong } from "./dom.js";
-import { say } from "./live.js";
+import { make, show, show_wrong, timed } from "./dom.js";
+import { say, showTimes } from "./live.js";
 import { duration, usd } from "./plan_words.js";
 import { busy, send } from "./requests.js";
 
@@ -89,6 +89,7 @@ function offerChange(id, changed, said, asked, missing) {
     const answer = await busy(form.querySelector(`#${id}-look`), () => send("POST", path, { ...body, dry_run: true }));
     if (!answer.ok) return complain(element, answer.body);
     told.replaceChildren(...extension(answer.body));
+    showTimes(told);
     wanted = { path, body, key: freshKey() };
     apply.disabled = false;
   });
@@ -175,12 +176,12 @@ function extension({ before, after, added_s, added_usd }) {
   const money = Math.abs(added_usd) < 5e-7 ? "no extra cost" : `${usd(Math.abs(added_usd))} USD ${added_usd > 0 ? "more" : "less"}`;
   const line = (label, outlook) => make("p", { class: outlook.feasible ? null : "warn" },
     make("b", {}, `${label}: `), `${duration(outlook.jct_s)} and ${usd(outlook.cost_usd)} USD expected`,
-    make("small", { class: "faint" }, ` (${limit(outlook)}) ${outlook.reason}`));
+    make("small", { class: "faint" }, " (", ...timed(limit(outlook)), `) ${outlook.reason}`));
   return [make("strong", {}, `${time}, ${money}`), line("now", before), line("then", after)];
 }
 
-function limit({ deadline_s, max_cost_usd, target }) {
-  const time = deadline_s === null ? "no deadline" : `deadline ${duration(deadline_s)}`;
+function limit({ deadline_s, deadline, max_cost_usd, target }) {
+  const time = deadline_s === null ? "no deadline" : `deadline ${deadline}`;
   const ends = target === null ? "" : `, target ${target}`;
   return `${time}, ${max_cost_usd === null ? "no max_cost" : `max_cost ${usd(max_cost_usd)} USD`}${ends}`;
 }

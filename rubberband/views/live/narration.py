@@ -53,7 +53,7 @@ from rubberband.states import REHEARSAL
 from rubberband.units import counted, duration, format_usd, gpus_each, in_unit
 from rubberband.values.offer import slots
 from rubberband.values.worth import RestWorth
-from rubberband.views.formatting import change, listed, number, printable, slow_workers, unequal
+from rubberband.views.formatting import change, listed, local_times, number, printable, slow_workers, unequal
 from rubberband.views.story import instance_cap_changed, not_needed, sentence
 
 T = TypeVar("T")
@@ -88,7 +88,8 @@ class Narrator:
 
     def lines(self, event: Event, controller: Controller) -> list[str]:
         """Return the lines about `event`, in order; often none."""
-        return [in_unit(line, controller.job.offer.unit) for line in self._lines(event, controller)]
+        unit = controller.job.offer.unit
+        return [local_times(in_unit(line, unit), event.occurred_at) for line in self._lines(event, controller)]
 
     def _lines(self, event: Event, controller: Controller) -> list[str]:
         self._job, state = controller.job, controller.state
@@ -154,7 +155,7 @@ class Narrator:
         job = self._job
         if isinstance(event, DriverResumed) and event.occurred_at > state.started_at:
             return f"resuming {job.name}: {_left(state)}, {format_usd(bill_usd(state, state.now))} spent"
-        limits = "" if job.deadline_s is None else f"; deadline {duration(job.deadline_s + job.profiling_s)}"
+        limits = "" if job.deadline_s is None else f"; deadline {job.deadline}"
         limits += "" if job.max_cost_usd is None else f"; max_cost {format_usd(job.max_cost_usd)}"
         brackets = f" of {len(job.brackets)} brackets" if job.is_divided else ""
         steps = f"{counted(len(job.stages), 'stage')}{brackets}"

@@ -82,7 +82,7 @@ def _time(view: Mapping[str, Any]) -> str:
     summary, slack_s = view["summary"], view.get("slack_s")
     parts = [f"time      {duration(summary['jct_s'])}"]
     if summary["deadline_s"] is not None:
-        parts.append(f" of {duration(summary['deadline_s'])} (deadline)")
+        parts.append(f", deadline {summary['deadline']}")
     if view["state"] == "running" and summary["forecast_jct_s"] is not None:
         ends_s = summary["forecast_jct_s"]
         at = None if _kind(view).is_simulated else summary["started_at"] + ends_s
@@ -162,7 +162,7 @@ def extension_lines(found: Mapping[str, Any]) -> list[str]:
 
 def _outlook(outlook: Mapping[str, Any]) -> str:
     deadline_s, max_cost_usd = outlook["deadline_s"], outlook["max_cost_usd"]
-    within = "no deadline" if deadline_s is None else f"deadline {duration(deadline_s)}"
+    within = "no deadline" if deadline_s is None else f"deadline {outlook['deadline']}"
     cap = "no max_cost" if max_cost_usd is None else f"max_cost {usd(max_cost_usd)} USD"
     if (target := outlook.get("target")) is not None:
         cap += f", target {target:g}"

@@ -38,7 +38,7 @@ from rubberband.units import counted, duration, gpus_each, in_unit
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.balance import BalanceUse
 from rubberband.values.ranking import Standing
-from rubberband.views.formatting import ends, hanging, number, unequal, usd, usd_decimals
+from rubberband.views.formatting import ends, hanging, local_times, number, unequal, usd, usd_decimals
 from rubberband.views.live.narration import Narrator
 from rubberband.views.report.tables import update_line
 
@@ -396,7 +396,7 @@ def summary(progress: Progress, now: float, *, is_rehearsal: bool = False) -> li
     job, expected = progress.job, progress.expected(now)
     decimals = usd_decimals(max(progress.spent_usd(now), expected.cost_usd))
     elapsed_s, spent_usd = progress.elapsed_s(now), progress.spent_usd(now)
-    within = "" if job.deadline_s is None else f" of {duration(job.deadline_s + job.profiling_s)} (deadline)"
+    within = "" if job.deadline_s is None else f", deadline {local_times(job.deadline, now)}"
     cap = "" if job.max_cost_usd is None else f" of {usd(job.max_cost_usd)}"
     cap += f" {job.offer.unit}" + (" (max_cost)" if cap else "")
     lines = []

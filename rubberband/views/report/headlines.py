@@ -127,7 +127,7 @@ def deadline_kept(result: Result) -> str:
         verdict = f"missed by {duration(-left_s)}" if left_s < 0 else f"met, {duration(left_s)} to spare"
     else:
         verdict = f"passed {duration(-left_s)} ago" if left_s < 0 else f"in {duration(left_s)}"
-    return f"deadline {duration(result.asked_deadline_s or 0.0)} {verdict}"
+    return f"deadline {result.deadline} {verdict}"
 
 
 def budget(result: Result) -> str:

@@ -37,7 +37,7 @@ from rubberband.views.charts.search import (
     slices_px,
 )
 from rubberband.views.charts.spending import SPEND_NOTE, spend
-from rubberband.views.formatting import Card, TextTable, best_card, bill, cost_card, finite, time_card
+from rubberband.views.formatting import Card, TextTable, best_card, bill, cost_card, finite, time_card, timed
 from rubberband.views.report.headlines import failed_alike, outcome, schedule, tells_start_failures
 from rubberband.views.report.tables import (
     batch_sizes,
@@ -276,7 +276,7 @@ def _header(result: Result) -> str:
 def page_header(name: str, badges: Mapping[str, str], answers: Sequence[str], cards: Sequence[Card]) -> str:
     """Return the top of a page: name and badges (kind that the style knows -> text), lines of text, and cards."""
     shown = "".join(f' <span class="badge {kind}">{badge}</span>' for kind, badge in badges.items())
-    lines = "".join(f'<p class="answer">{html.escape(line)}</p>\n' for line in answers)
+    lines = "".join(f'<p class="answer">{timed(line)}</p>\n' for line in answers)
     return (
         f"<header><h1>{html.escape(name)}{shown}</h1>\n"
         f'{lines}<div class="cards">{"".join(map(_card, cards))}</div></header>'
@@ -284,7 +284,7 @@ def page_header(name: str, badges: Mapping[str, str], answers: Sequence[str], ca
 
 
 def _card(card: Card) -> str:
-    notes = "".join(f"<small>{html.escape(note)}</small>" for note in card.notes if note)
+    notes = "".join(f"<small>{timed(note)}</small>" for note in card.notes if note)
     kind = "card" if card.is_charged else "card free"
     return f'<div class="{kind}"><span>{html.escape(card.title)}</span><b>{html.escape(card.value)}</b>{notes}</div>'
 
@@ -326,7 +326,7 @@ def table_section(table: TextTable, sortable: bool = False, trials_at: str = "")
     head = "".join(f"<th{_kind(table, i)}>{html.escape(cell)}</th>" for i, cell in enumerate(table.header))
     rows = "".join(f"<tr>{_cells(table, row, trials_at)}</tr>" for row in table.rows)
     total = f"<tfoot><tr>{_cells(table, table.total)}</tr></tfoot>" if table.total else ""
-    notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in table.notes)
+    notes = "".join(f'<p class="note">{timed(note)}</p>' for note in table.notes)
     kind = ' class="sortable"' if sortable else ' class="aside"' if len(table.rows) > _FEW_ROWS else ""
     return (
         f'<section><h2>{html.escape(table.title)}</h2><div class="wide"><table{kind}><thead><tr>{head}</tr></thead>'
@@ -344,7 +344,7 @@ def _cells(table: TextTable, row: tuple[str, ...], trials_at: str = "") -> str:
 
 
 def _linked(trial: str, trials_at: str) -> str:
-    text = html.escape(trial)
+    text = timed(trial)
     return f'<a href="{html.escape(trials_at)}/{text}">{text}</a>' if trials_at else text
 
 
