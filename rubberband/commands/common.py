@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 def say(line: str) -> None:
     """Print a remark on stderr."""
-    print(line, file=sys.stderr, flush=True)
+    if not sys.stderr.isatty():
+        print(line, file=sys.stderr, flush=True)
+        return
+    from rubberband.views.document import print_remark
+
+    print_remark(line, sys.stderr)
 
 
 def print_json(value: Any) -> None:
@@ -37,23 +42,19 @@ def write_page(path: Path, text: str) -> None:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: Collection[int] = ()) -> None:
-    """Print a table: figures to the right, columns in `words` to the left; drawn by rich on a terminal."""
-    if not sys.stdout.isatty():
-        from rubberband.views.formatting import aligned
+    """Print a table: figures to the right, columns in `words` to the left; folded on a terminal that is narrower."""
+    from rubberband.views.formatting import TextTable, aligned
 
+    if not sys.stdout.isatty():
         print("\n".join(aligned([header, *rows], words)))
         return
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
-    for column, name in enumerate(header):
-        in_two_lines = name.replace("/", "/\n").replace(" (", "\n(")
-        table.add_column(in_two_lines, justify="left" if column in words else "right")
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+    from rubberband.views.document import drawn_table, print_drawn
+
+    console, found = Console(highlight=False), tuple(map(tuple, rows))
+    table = TextTable(title="", header=tuple(header), rows=found, words=frozenset(words))
+    print_drawn(console, drawn_table(table, console.width))
 
 
 # Arguments and options that several commands have.

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rubberband.commands.local_experiment import LocalExperiment
 
 LOOK_EVERY_S = 1.0
+_STYLES = ("bold", "bold green")
 
 
 def status(
@@ -62,7 +63,7 @@ def _show(look: Callable[[], ExperimentDetail], output: TextFormat, watch: bool)
     else:
         from rubberband.views.document import print_document
 
-        print_document(*_document(view), ("bold", "bold green"), unit=view["summary"].get("unit", "USD"))
+        print_document(*_document(view), _STYLES, unit=view["summary"].get("unit", "USD"))
     if watch:
         from rubberband.views.live.status import exit_code
 
@@ -80,18 +81,17 @@ def _document(view: ExperimentDetail) -> tuple[list[str], list[Any]]:
 
 def _redrawn(look: Callable[[], ExperimentDetail]) -> ExperimentDetail:
     """Look repeatedly, and show changes on stderr. Returns the last view, once the experiment is over."""
-    from rich.console import Console
+    from rich.console import Console, Group
     from rich.live import Live
-    from rich.text import Text
 
-    from rubberband.views.document import render_document
-    from rubberband.views.formatting import local_times
+    from rubberband.views.document import drawn, localised
 
-    with Live(console=Console(file=sys.stderr), auto_refresh=False, transient=True) as live:
+    console = Console(file=sys.stderr, highlight=False)
+    with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
             view = look()
-            text = in_unit(render_document(*_document(view)), view["summary"].get("unit", "USD"))
-            live.update(Text(local_times(text, time.time())), refresh=True)
+            shown = localised(*_document(view), unit=view["summary"].get("unit", "USD"))
+            live.update(Group(*drawn(*shown, _STYLES, width=console.width)), refresh=True)
             if _is_over(view):
                 return view
             time.sleep(LOOK_EVERY_S)

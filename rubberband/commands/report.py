@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
     from rubberband.executor.result.parts import TrialResult
     from rubberband.executor.result.result import Result
 
-_MOST_OF_BEST = 100
+_FEWEST_OF_BEST, _MOST_OF_BEST = 20, 100
+_WHY, _WORDS = 6, {0, 1, 6, 7}
+"""Column of `ps` that is cut, and those of words."""
 
 
 def report(
@@ -296,11 +299,12 @@ def ps(
     archived: Annotated[
         bool, typer.Option("--archived", help="List what `rubberband tag NAME --archive` archived, not the others.")
     ] = False,
+    wide: Annotated[bool, typer.Option("--wide", help="Print whole reasons, wider than the terminal.")] = False,
     output: TextOption = TextFormat.text,
     server: ServerOption = None,
     on: OnOption = None,
 ) -> None:
-    """List experiments, here or of a service."""
+    """List experiments, here or of a service. On a terminal, reasons are cut to its width."""
     from rubberband.units import duration, format_usd, in_unit
 
     listed = _all_listed(client_of(server), search, tag or (), archived=archived)
@@ -316,17 +320,25 @@ def ps(
             str(row.iterations),
             duration(row.jct_s),
             in_unit(format_usd(row.cost_usd), row.unit),
-            _cut("; ".join(part for part in (row.reason, row.best) if part)),
+            "; ".join(part for part in (row.reason, row.best) if part),
             ", ".join(row.tags),
         ]
         for row in listed
     ]
     columns = len(header) if any(row.tags for row in listed) else len(header) - 1
-    print_table(header[:columns], [row[:columns] for row in rows], words={0, 1, 6, 7})
+    header, rows = header[:columns], [row[:columns] for row in rows]
+    if wide:
+        from rubberband.views.formatting import aligned
 
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_OF_BEST else text[: _MOST_OF_BEST - 1] + "…"
+        print("\n".join(aligned([header, *rows], _WORDS)))
+        return
+    most = _MOST_OF_BEST
+    if sys.stdout.isatty():
+        others = sum(max(len(row[at]) for row in (header, *rows)) + 2 for at in range(columns) if at != _WHY)
+        most = max(_FEWEST_OF_BEST, min(most, shutil.get_terminal_size().columns - others - 2))
+    for row in rows:
+        row[_WHY] = row[_WHY] if len(row[_WHY]) <= most else row[_WHY][: most - 1] + "…"
+    print_table(header, rows, words=_WORDS)
 
 
 def _all_listed(client: Client | None, search: str, tags: Sequence[str], *, archived: bool) -> list[Listed]:

@@ -133,6 +133,7 @@ def _shown(verbose: int) -> tuple[Announce, View, AbstractContextManager[Announc
         raise InputError(f"verbose: {shown(verbose)} is not 0, 1 or 2; 0 is silent, 2 shows most")
     if not verbose:
         return lambda line: None, lambda *_: (), nullcontext(lambda line: None)
+    from rubberband.views.document import print_remark
     from rubberband.views.live.steps import Steps
     from rubberband.views.live.view import NotebookView, is_notebook, open_view
 
@@ -147,7 +148,7 @@ def _shown(verbose: int) -> tuple[Announce, View, AbstractContextManager[Announc
         return [stack.enter_context(terminal)]
 
     steps = nullcontext(lambda line: None) if in_notebook else Steps()
-    return lambda line: print(line, file=sys.stdout if in_notebook else sys.stderr, flush=True), view, steps
+    return lambda line: print_remark(line, sys.stdout if in_notebook else sys.stderr), view, steps
 
 
 @briefly

@@ -51,10 +51,13 @@ def usd(amount_usd: float, decimals: int | None = None) -> str:
 
 
 def hanging(line: str, width: int) -> str:
-    """Fold a line to `width`, and indent its further parts below its text, which two blanks part from a label."""
+    """Fold a line to `width`, and indent its further parts below its text, which two blanks part from a label.
+
+    A word that is wider, such as a path, stays whole.
+    """
     label = re.match(r"\s*\S+\s{2,}", line)
     indent = " " * (2 if label is None or 2 * label.end() > width else label.end())
-    return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False, drop_whitespace=True)
+    return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
 
 
 def ends(at: float | None, left_s: float) -> str:

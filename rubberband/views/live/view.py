@@ -318,7 +318,8 @@ class TerminalView:
         """Take a picture of the state, and print the lines about `event`."""
         self._pictures.take(controller)
         for line in self._narrator.lines(event, controller):
-            self._console.print(Text(hanging(stamped(line, controller), self._console.width), style="dim"))
+            text = Text(hanging(stamped(line, controller), self._console.width), style="dim")
+            self._console.print(text, soft_wrap=True)
 
     def __enter__(self) -> Self:
         self._live.start()
