@@ -9,13 +9,13 @@ from __future__ import annotations
 import gzip
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 from urllib.parse import quote, urlencode
 
 import yaml
@@ -27,12 +27,13 @@ from markupsafe import Markup
 
 from rubberband import views
 from rubberband.api.body import read_experiment, require_allowed
+from rubberband.api.dashboard.list_groups import TITLES, By, Group, groups_of
 from rubberband.api.dashboard.reference import groups, prose, schemas
 from rubberband.api.problems import NOT_FOUND, HttpProblem
 from rubberband.api.routes import NAME_PATTERN, Reader, Service, Serving, authenticator_of, caller_of, principal_of
 from rubberband.api.routes.queueing import place_if_submitted, previewing, queue_views
 from rubberband.api.security import COOKIE, STRANGER, cookie_of, safe_next
-from rubberband.api.store.schema import Principal
+from rubberband.api.store.schema import Page, Principal
 from rubberband.client.models import QueueView
 from rubberband.errors import InputError
 from rubberband.executor.core.events import Event
@@ -334,7 +335,12 @@ class Row:
     mood: str
     """CSS class of the slack: good, warn, bad or faint."""
     rehearsal: bool
+    cost_usd: float
+    decimals: int
+    """Digits after the point that its amounts need."""
     cost: str
+    unit: str
+    """Unit of the cost where it is not USD."""
     charged: bool
     cap: str
     spent: float | None
@@ -359,7 +365,8 @@ def row(submission: Submission, now: float, queue: QueueView | None = None) -> R
     """Return the row of an experiment at `now` (Unix time); `queue` is its place where it waits for a slot."""
     summary = submission.summary
     slack, mood = ("cannot be met", "bad") if queue is not None and queue["warning"] else _slack(submission, now)
-    cap_usd = _cap_usd(submission)
+    cap_usd, unit = _cap_usd(submission), "" if summary.unit == "USD" else f" {summary.unit}"
+    decimals = usd_decimals(max(summary.cost_usd, summary.planned_cost_usd or 0.0))
     telling = submission.state not in _ON_ITS_WAY or bool(submission.home)
     return Row(
         name=submission.name,
@@ -370,14 +377,16 @@ def row(submission: Submission, now: float, queue: QueueView | None = None) -> R
         tags=tag_links(submission),
         note=submission.labels.note,
         share=_share(submission.state, summary),
-        progress=_progress(submission) if queue is None else queue["text"],
+        progress=_progress(submission, now) if queue is None else queue["text"],
         deadline=submission.deadline,
         slack=slack,
         mood=mood,
         rehearsal=submission.rehearsal,
         charged=submission.charged,
-        cost=usd(summary.cost_usd, usd_decimals(max(summary.cost_usd, summary.planned_cost_usd or 0.0)))
-        + ("" if summary.unit == "USD" else f" {summary.unit}"),
+        cost_usd=summary.cost_usd,
+        decimals=decimals,
+        cost=f"{usd(summary.cost_usd, decimals)}{unit}",
+        unit=unit,
         cap="" if cap_usd is None else usd(cap_usd),
         spent=summary.cost_usd / cap_usd if cap_usd else None,
         best=""
@@ -387,6 +396,12 @@ def row(submission: Submission, now: float, queue: QueueView | None = None) -> R
         at=summary.started_at or submission.created_at,
         began=summary.started_at is not None,
     )
+
+
+def _aligned(rows: Sequence[Row]) -> list[Row]:
+    """Return rows whose costs have the same digits after the point, so that the points stand below each other."""
+    decimals = max((one.decimals for one in rows), default=2)
+    return [replace(one, cost=f"{usd(one.cost_usd, decimals)}{one.unit}") for one in rows]
 
 
 def tag_links(submission: Submission) -> list[tuple[str, str]]:
@@ -400,7 +415,7 @@ def _share(state: ExperimentState, summary: Summary) -> float:
     return min(summary.iterations / summary.target_iterations, 1.0) if summary.target_iterations else 0.0
 
 
-def _progress(submission: Submission) -> str:
+def _progress(submission: Submission, now: float) -> str:
     state, summary = submission.state, submission.summary
     if state is ExperimentState.QUEUED:
         return "waits" if submission.reason else "waits for a free slot"
@@ -410,12 +425,21 @@ def _progress(submission: Submission) -> str:
         return ""
     if state is ExperimentState.DONE:
         return f"{counted(summary.stages, 'stage')}, {counted(summary.trials, 'trial')}"
-    done = f"{summary.iterations} of {counted(summary.target_iterations, 'iteration')}"
+    done = f"{summary.iterations} of {counted(summary.target_iterations, 'iteration')}{_ends(submission, now)}"
     if summary.stages == 1:
         return done
     if summary.brackets > 1:
         return f"{summary.stage} of {counted(summary.stages, 'stage')}, {done}"
     return f"stage {summary.stage} ({summary.stage + 1} of {summary.stages}), {done}"
+
+
+def _ends(submission: Submission, now: float) -> str:
+    """Return when a running experiment is expected to end: `; ends 2026-11-21T20:00:00Z (in 13m)`."""
+    summary = submission.summary
+    if submission.state is not ExperimentState.RUNNING or summary.started_at is None or submission.rehearsal:
+        return ""
+    left_s = summary.started_at + summary.ends_s(elapsed_s=now - summary.started_at) - now
+    return f"; ends {instant_text(now + left_s)} (in {duration(left_s)})" if left_s >= 1.0 else ""
 
 
 def _slack(submission: Submission, now: float) -> tuple[str, str]:
@@ -456,11 +480,16 @@ class AskedRows:
     search: str
     tags: Sequence[str]
     cursor: str | None
+    group: By | None
+    """How experiments are put together; None: each has a row."""
 
 
-def _asked(show: Show = "all", search: Search = "", tags: Tags = (), cursor: Cursor = None) -> AskedRows:
-    chosen = show if show in CHOICES or show == ARCHIVED else "all"
-    return AskedRows(show=chosen, search=" ".join(search_words(search)), tags=[*filter(None, tags)], cursor=cursor)
+def _asked(
+    show: Show = "all", search: Search = "", tags: Tags = (), cursor: Cursor = None, group: Show = ""
+) -> AskedRows:
+    chosen, by = show if show in CHOICES or show == ARCHIVED else "all", group if group in TITLES else None
+    words = " ".join(search_words(search))
+    return AskedRows(show=chosen, search=words, tags=[*filter(None, tags)], cursor=cursor, group=cast("By | None", by))
 
 
 AskedList = Annotated[AskedRows, Depends(_asked)]
@@ -483,14 +512,14 @@ def _listed(service: Service, request: Request, asked: AskedRows) -> dict[str, A
     store, now = service.store, service.settings.clock()
     show, search, tags = asked.show, asked.search, asked.tags
     at = partial(_address, search=search, tags=tags)
-    page = store.submissions(
+    found = partial(
+        store.submissions,
         states=CHOICES[show][1] if show in CHOICES else None,
         search=search,
         tags=tags,
         archived=show == ARCHIVED,
-        limit=_PAGE_SIZE,
-        after=asked.cursor,
     )
+    page = found(limit=_PAGE_SIZE, after=asked.cursor)
     places = queue_views(service, page.items)
     archived = sum(store.count_states(search=search, tags=tags, archived=True).values())
     counts = counted_choices(store.count_states(search=search, tags=tags, archived=False)) | {ARCHIVED: archived}
@@ -502,21 +531,47 @@ def _listed(service: Service, request: Request, asked: AskedRows) -> dict[str, A
         "search": search,
         "asked": ", ".join([*([search] if search else []), *tags]),
         "tags": [(gone, at("/", show=show, tags=[tag for tag in tags if tag != gone])) for gone in tags],
-        "rows": [row(submission, now, places.get(submission.name)) for submission in page.items],
-        "next": page.next,
+        "rows": _aligned([row(submission, now, places.get(submission.name)) for submission in page.items]),
+        "group": asked.group,
+        "grouped": [(by, title, at("/", show=show, group=by)) for by, title in TITLES.items()],
+        "groups": [] if asked.group is None else _groups(found, asked.group, show),
+        "next": "" if asked.group else page.next,
         "later": asked.cursor is not None,
         "show": show,
         "here": at("/", show=show),
         "older": at("/", show=show, cursor=page.next),
-        "address": at("/fragments/experiments", show=show, cursor=asked.cursor),
+        "address": at("/fragments/experiments", show=show, cursor=asked.cursor, group=asked.group or ""),
         "origin": f"{request.url.scheme}://{request.url.netloc}",
     }
 
 
+_MOST_GROUPED, _AT_ONCE = 5000, 500
+
+
+def _groups(found: Callable[..., Page], by: By, show: str) -> list[tuple[Group, str]]:
+    """Return the groups of all experiments of the list, the newest of very many, with the addresses of their lists."""
+    rows: list[Submission] = []
+    cursor: str | None = ""
+    while cursor is not None and len(rows) < _MOST_GROUPED:
+        page = found(limit=_AT_ONCE, after=cursor or None)
+        rows += page.items
+        cursor = page.next
+    return [
+        (one, _address("/", show=show, search=one.search, tags=[one.tag] if one.tag else ()))
+        for one in groups_of(rows, by)
+    ]
+
+
 def _address(
-    path: str, *, show: str = "all", search: str = "", tags: Sequence[str] = (), cursor: str | None = None
+    path: str,
+    *,
+    show: str = "all",
+    search: str = "",
+    tags: Sequence[str] = (),
+    cursor: str | None = None,
+    group: str = "",
 ) -> str:
-    asked = {"show": "" if show == "all" else show, "search": search, "tag": tags, "cursor": cursor}
+    asked = {"show": "" if show == "all" else show, "search": search, "tag": tags, "cursor": cursor, "group": group}
     return f"{path}?{urlencode({key: value for key, value in asked.items() if value}, doseq=True)}".rstrip("?")
 
 

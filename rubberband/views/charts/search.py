@@ -247,7 +247,7 @@ def few_for_contour(result: Result) -> str:
     if compared is None or len(contour_names(result)) < 2 or len(compared.trials) >= FEWEST_OF_CONTOUR:
         return ""
     found = f"{len(compared.trials)} after {counted(compared.iterations, 'iteration')}"
-    return f"Too few trials: a contour needs {FEWEST_OF_CONTOUR} with a metric after equal iterations; there are {found}."
+    return f"Too few trials: a contour needs {FEWEST_OF_CONTOUR} with a metric after equal iterations; {found}."
 
 
 def contour(result: Result, space: Space = None, *, x: str = "", y: str = "") -> Figure | None:

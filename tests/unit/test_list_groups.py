@@ -1,0 +1,101 @@
+"""The list of experiments in groups: by tag, by the first part of the name, with sums of what is charged."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rubberband.api.dashboard import row
+from rubberband.api.dashboard.list_groups import groups_of
+from rubberband.states import ExperimentState
+from rubberband.values.submission import Labels, Submission, Summary
+from tests.builders.fake_runs import FakeService
+
+
+def submission(name: str, cost_usd: float = 1.0, tags: tuple[str, ...] = (), **summary: object) -> Submission:
+    return Submission(
+        name=name,
+        state=ExperimentState.DONE,
+        created_at=1.0,
+        changed_at=2.0,
+        labels=Labels(tags=tags),
+        summary=Summary(started_at=1.0, cost_usd=cost_usd, **summary),  # type: ignore[arg-type]
+    )
+
+
+ROWS = [
+    submission("sweep-1", 2.0, ("vision",), metric="loss", mode="min", best_value=0.3),
+    submission("sweep-2", 3.0, ("vision", "nightly"), metric="loss", mode="min", best_value=0.2),
+    submission("sweep-3", 50.0, ("vision",), is_rehearsal=True, is_charged=False),
+    submission("other", 0.5, metric="accuracy", best_value=0.9),
+]
+
+
+def test_names_are_grouped_up_to_their_last_part_and_sums_leave_rehearsals_out() -> None:
+    sweep, other = groups_of(ROWS, "name")
+    assert (sweep.title, sweep.search, sweep.cost, sweep.free) == ("sweep-", "sweep-", "5.00", "1 not charged")
+    assert (sweep.states, sweep.best, sweep.name) == ("3 experiments", "loss 0.2", "sweep-2")
+    assert (other.title, other.cost, other.best) == ("other", "0.50", "accuracy 0.9")
+
+
+def test_an_experiment_is_in_the_group_of_each_of_its_tags() -> None:
+    groups = {one.title: one for one in groups_of(ROWS, "tag")}
+    assert groups.keys() == {"vision", "nightly", "without a tag"}
+    assert (groups["vision"].cost, groups["nightly"].cost, groups["without a tag"].cost) == ("5.00", "3.00", "0.50")
+    assert groups["vision"].tag == "vision"
+
+
+def test_metrics_that_differ_have_no_best() -> None:
+    mixed = [submission("a-1", metric="loss", best_value=1.0), submission("a-2", metric="accuracy", best_value=1.0)]
+    (group,) = groups_of(mixed, "name")
+    assert (group.best, group.name) == ("", "")
+
+
+NAMES = st.from_regex(r"[a-z]{1,3}(-[a-z0-9]{1,2}){0,2}", fullmatch=True)
+
+
+@given(st.lists(st.tuples(NAMES, st.floats(0.0, 100.0), st.booleans()), unique_by=lambda one: one[0], max_size=12))
+def test_every_experiment_is_in_one_group_of_names_and_no_charged_cent_is_lost(
+    found: list[tuple[str, float, bool]],
+) -> None:
+    rows = [submission(name, cost, is_charged=charged) for name, cost, charged in found]
+    groups = groups_of(rows, "name")
+    assert sum(int(one.states.split()[0]) for one in groups) == len(rows)
+    sums = [float(one.cost.replace(",", "")) for one in groups if one.cost]
+    whole = math.fsum(cost for _, cost, charged in found if charged)
+    assert sum(sums) == pytest.approx(whole, abs=0.01 * max(1, len(groups)))
+
+
+def test_the_page_shows_groups_with_links_to_their_experiments(service: FakeService) -> None:
+    for one in ROWS:
+        service.add(one.name, state=one.state, summary=one.summary, labels=one.labels)
+    html = service.client.get("/?group=tag", headers={"Accept": "text/html"}).text
+    (table,) = re.findall(r'<table class="stacks groups".*?</table>', html, re.DOTALL)
+    assert '<a href="/?tag=vision">vision</a>' in table
+    assert ">5.00 <small" in table
+    named = service.client.get("/?group=name", headers={"Accept": "text/html"}).text
+    assert '<a href="/?search=sweep-">sweep-</a>' in named
+    assert 'class="stacks list"' in service.client.get("/?group=nonsense", headers={"Accept": "text/html"}).text
+
+
+def test_costs_of_a_page_stand_below_each_other_at_the_point(service: FakeService) -> None:
+    for name, cost_usd in (("small", 0.0123), ("large", 12.5)):
+        service.add(name, state=ExperimentState.DONE, summary=Summary(started_at=1.0, cost_usd=cost_usd))
+    html = service.client.get("/", headers={"Accept": "text/html"}).text
+    costs = re.findall(r'<td class="spend.*?<span>([\d.]+)</span>', html, re.DOTALL)
+    assert sorted(costs) == ["0.0123", "12.5000"]
+
+
+def test_a_running_experiment_says_when_it_ends() -> None:
+    going = Submission(
+        name="one",
+        state=ExperimentState.RUNNING,
+        created_at=1000.0,
+        changed_at=1000.0,
+        summary=Summary(started_at=1000.0, stages=1, iterations=3, target_iterations=9, forecast_jct_s=300.0),
+    )
+    assert row(going, 1100.0).progress == "3 of 9 iterations; ends 1970-01-01T00:21:40Z (in 3m20s)"
