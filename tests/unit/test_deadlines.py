@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rubberband.executor import Job
+from rubberband.executor import ExperimentFolder, HostedRun, Job, read_order
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import LimitsChanged
 from rubberband.executor.core.history import LimitsExtended
+from rubberband.executor.run.follower import open_journal
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, planned
+from rubberband.running.hosted import run_patiently
 from rubberband.running.job import job_of
 from rubberband.spec.experiment import Experiment
+from rubberband.states import ExperimentState
 from rubberband.units import format_instant
 from rubberband.values.plan import Spent
 from rubberband.views.formatting import local_times, timed
@@ -22,6 +27,7 @@ from rubberband.views.story import sentence
 from tests.builders.clocks import MID_MONTH
 from tests.builders.journalled_runs import words
 from tests.builders.results import a_job
+from tests.builders.service_runs import House, experiment
 
 SUBMITTED_AT, AT = MID_MONTH, MID_MONTH + 240.0
 STARTED_AT = SUBMITTED_AT + 16.0
@@ -76,15 +82,35 @@ def test_a_submission_that_waited_has_the_deadline_of_its_file(provider: str) ->
     resources = {"provider": provider, "max_instances": 8, "slots": 4}
     said = words(constraints={"deadline": instant(SUBMITTED_AT + 3600.0)})
     said["resources"] = said["resources"] if provider == "virtual" else resources
-    experiment = Experiment(**said)
-    profile = experiment.loaded_profiles()
+    asked = Experiment(**said)
+    profile = asked.loaded_profiles()
     assert profile is not None
-    found = planned(experiment, profile, PricesAndQuotas(), PlanningOptions(now=STARTED_AT - 0.7))
+    found = planned(asked, profile, PricesAndQuotas(), PlanningOptions(now=STARTED_AT - 0.7))
     job = job_of(found, Spent(), SUBMITTED_AT)
     job = job.begun(0.0 if provider == "virtual" else STARTED_AT)
     after = "1h" if provider == "virtual" else f"{instant(SUBMITTED_AT + 3600.0)} (1h after its submission)"
     assert job.deadline == after
     assert dataclasses.replace(job_of(found, Spent()), deadline_at=None).submitted_at is None
+
+
+def test_a_service_tells_its_process_when_it_was_submitted(house: House) -> None:
+    house.tell(one="hold")
+    with house.open() as runs:
+        runs.submit(experiment())
+        row = house.wait("one", ExperimentState.RUNNING)
+        assert read_order(house.folder()).submitted_at == row.created_at
+        house.go()
+        house.wait("one", ExperimentState.DONE)
+
+
+def test_the_process_of_a_submission_keeps_its_deadline(tmp_path: Path) -> None:
+    submitted_at = time.time() - 120.0
+    said = words(name="asked", constraints={"deadline": instant(submitted_at + 3600.0)})
+    folder = ExperimentFolder(home=tmp_path, name="asked")
+    run_patiently(folder, HostedRun(attempt=1, resume=False, words=said, submitted_at=submitted_at), lambda _: None)
+    journal, header = open_journal(folder)
+    journal.close()
+    assert header.job.deadline == "1h"
 
 
 def test_instants_are_local_on_a_terminal_and_marked_on_a_page() -> None:
