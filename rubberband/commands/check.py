@@ -48,6 +48,7 @@ def check(
     from rubberband.running.check import check_experiment
     from rubberband.spec.loading import load_experiment
     from rubberband.units import parse_duration
+    from rubberband.views.document import print_remark
 
     is_file = file.suffix in (".yaml", ".yml", ".json") and file.exists()
     is_found = not is_file and any(programs.is_program(str(file)) for programs in parts("programs"))
@@ -63,7 +64,7 @@ def check(
         print_json(report.to_json())
     else:
         for line in _lines(report):
-            print(line)
+            print_remark(line, sys.stdout)
     _show_problems(report, last)
     if not report.ok:
         raise typer.Exit(1)

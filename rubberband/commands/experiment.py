@@ -21,6 +21,7 @@ from rubberband.commands.common import (
     client_of,
     option,
     print_json,
+    say,
 )
 from rubberband.errors import InputError
 from rubberband.units import counted, in_unit
@@ -109,7 +110,7 @@ def _printed(look: Callable[[], ExperimentDetail]) -> ExperimentDetail:
         if summary["target_iterations"]:
             line += f"; {summary['iterations']} of {counted(summary['target_iterations'], 'iteration')}"
         if line != last:
-            print(local_times(line, time.time()), file=sys.stderr, flush=True)
+            say(local_times(line, time.time()))
             last = line
         if _is_over(view):
             return view
@@ -280,12 +281,12 @@ def _change(
         view = experiment.look()
         unit = view["summary"].get("unit", "USD")
         for line in extension_lines(found):
-            print(local_times(in_unit(line, unit), time.time()), file=sys.stderr)
+            say(local_times(in_unit(line, unit), time.time()))
         if not dry_run and (yes or typer.confirm("Apply it?", err=True)):
             found = experiment.extension(deadline, max_cost_usd, target, trials, granted=True)
             does = "trains them" if trials else "continues it"
             later = f"; `rubberband resume {name}` {does}" if view["state"] not in ACTIVE else ""
-            print(f"applied{later}", file=sys.stderr)
+            say(f"applied{later}")
     if output is TextFormat.json:
         print_json({"schema": "rubberband.extension/1", **found})
 

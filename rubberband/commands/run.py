@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -227,7 +228,7 @@ def _conclude(result: Result, *, verbose: bool = False) -> None:
 
         why = obstacle(ExperimentState(result.outcome), "resume", lambda fact: fact != "open" or result.resumable)
         remedy = f"`rubberband resume {result.name}` continues it"
-        print(f"{result.name} cannot be resumed: {why}" if why else remedy, file=sys.stderr)
+        say(f"{result.name} cannot be resumed: {why}" if why else remedy)
     if result.exit_code:
         raise typer.Exit(result.exit_code)
 
@@ -251,19 +252,20 @@ def submit(
         found = client.submit(file, overrides=overrides or [], policy=policy.value)
         name = found["name"]
         for line in found["notes"]:
-            print(line, file=sys.stderr)
-        print(f"{name}: {found['state']} at {client.url}", file=sys.stderr)
+            say(line)
+        say(f"{name}: {found['state']} at {client.url}")
         if queue := found.get("queue"):
+            from rubberband.views.formatting import local_times
             from rubberband.views.queueing import submitted_line
 
-            print(f"{name}: {submitted_line(name, queue)}", file=sys.stderr)
+            say(local_times(f"{name}: {submitted_line(name, queue)}", time.time()))
         print(name)
         if watch:
             from rubberband.commands.experiment import watch_remote
 
             watch_remote(client, name)
         else:
-            print(f"watch it with `rubberband status {name} --watch --server {client.url}`", file=sys.stderr)
+            say(f"watch it with `rubberband status {name} --watch --server {client.url}`")
 
 
 OutOption = Annotated[
