@@ -17,6 +17,7 @@ import rubberband
 from rubberband import installation
 from rubberband.features import feature_of
 from rubberband.installation import remedy_of
+from rubberband.states import REHEARSAL
 from tests.builders import processes
 
 COMMANDS = processes.FOLDER / "core_commands.py"
@@ -92,7 +93,7 @@ def test_the_core_without_any_feature_estimates_runs_and_reports(tmp_path: Path)
     ran("init")
     assert "chosen" in ran("estimate", *SMALL)
     assert "winner" in ran("run", *SMALL, "-s", "name=real")
-    assert "winner" in ran("run", *SMALL, "-s", "name=simulated", "-s", "resources.provider=virtual")
+    assert REHEARSAL in ran("run", *SMALL, "-s", "name=simulated", "-s", "resources.provider=virtual")
     assert "winner" in ran("report", "real", "--verbose")
     ran("report", "real", "--html", "report.html")
     ran("cleanup")
