@@ -15,7 +15,6 @@ from rubberband.views.formatting import (
     best_card,
     causes,
     cost_card,
-    listed,
     printable,
     shared_by,
     time_card,
@@ -64,6 +63,8 @@ class Trouble:
     why: str
     severe: bool
     """Whether something is lost for good, rather than tried again or replaced."""
+    trials: tuple[int, ...] = ()
+    """The first of its trials, for links."""
 
 
 def sentence(submission: Submission, result: Result | None) -> str:
@@ -98,7 +99,7 @@ def sentence(submission: Submission, result: Result | None) -> str:
     return " ".join(f"{each}." for each in sentences if each)
 
 
-_MOST_CAUSES = 3
+_MOST_CAUSES, _MOST_LINKS = 3, 8
 
 
 def troubles(result: Result) -> list[Trouble]:
@@ -129,9 +130,9 @@ def _by_cause(
 ) -> Iterator[Trouble]:
     found = causes(trials)
     for cause, ours in found[:_MOST_CAUSES]:
-        named = f"trial{'' if len(ours) == 1 else 's'} {listed(ours)}"
         shared = shared_by(result, ours) if severe else ""
-        yield Trouble(what=what(len(ours)), why=f"{cause} ({named}{f'; {shared}' if shared else ''})", severe=severe)
+        why = f"{cause}{f' ({shared})' if shared else ''}"
+        yield Trouble(what=what(len(ours)), why=why, severe=severe, trials=tuple(ours[:_MOST_LINKS]))
     if left := sum(len(ours) for _, ours in found[_MOST_CAUSES:]):
         yield Trouble(what=what(left), why=f"for {counted(len(found) - _MOST_CAUSES, 'other cause')}", severe=severe)
 

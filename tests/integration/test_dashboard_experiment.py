@@ -135,6 +135,29 @@ def test_all_charts_are_drawn_before_the_page_is_printed(browser: Any, home: Hom
             assert page.locator(f"#c-{name} .main-svg").count() > 0 or page.locator(f"#s-{name}").is_hidden(), name
 
 
+def test_a_chart_grows_to_the_window_and_its_address_has_it(browser: Any, home: Home) -> None:
+    with visiting(browser, home.address) as visit:
+        page = visit.open("/experiments/still")
+        drawn(page, "curves")
+        page.keyboard.press("f")
+        grown = page.locator(".figure.grown")
+        expect(grown).to_have_count(1)
+        window = page.viewport_size
+        box = grown.bounding_box()
+        assert (box["x"], box["y"], box["width"], box["height"]) == (0, 0, window["width"], window["height"])
+        chart_px = grown.locator(".main-svg").first.bounding_box()["height"]
+        assert chart_px > 0.7 * window["height"]
+        assert "chart=" in page.url
+        with visiting(browser, home.address) as other:
+            link = other.open(page.url.removeprefix(home.address))
+            expect(link.locator(".figure.grown")).to_have_attribute("id", grown.get_attribute("id"))
+        page.keyboard.press("Escape")
+        expect(grown).to_have_count(0)
+        assert "chart=" not in page.url
+        page.locator("#s-curves").get_by_role("button", name="Window").click()
+        expect(page.locator("#s-curves.grown")).to_have_count(1)
+
+
 def test_the_line_of_jumps_is_whole_stays_and_marks_where_one_reads(browser: Any, home: Home) -> None:
     with visiting(browser, home.address) as visit:
         page = visit.open("/experiments/still")

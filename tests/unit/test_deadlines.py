@@ -93,7 +93,7 @@ def test_a_submission_that_waited_has_the_deadline_of_its_file(provider: str) ->
     assert dataclasses.replace(job_of(found, Spent()), deadline_at=None).submitted_at is None
 
 
-def test_a_service_tells_its_process_when_it_was_submitted(house: House) -> None:
+def test_a_service_hands_its_process_the_time_of_the_submission(house: House) -> None:
     house.tell(one="hold")
     with house.open() as runs:
         runs.submit(experiment())

@@ -6,6 +6,7 @@ import { narrowed } from "./charts_narrow.js";
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 export const narrow = window.matchMedia("(max-width: 720px)");
 const drawn = new Map();
+const AROUND_PX = 170; // title, choices and note of a chart that fills the window
 const LIMIT = "#d62728"; // of deadlines and caps in the figures that come: too dark to read on a dark page
 // Whether or not plotly came, nothing is waited for any more once the page is loaded.
 const loaded = new Promise((resolve) => {
@@ -50,7 +51,9 @@ function themed(figure, width) {
 // Draws, or changes what was drawn; the promise waits for plotly.
 export async function draw(element, figure) {
   drawn.set(element, figure);
-  const { data, layout } = merged({ data: figure.data, layout: themed(figure, element.clientWidth) }, hiddenOf(element, figure.layout));
+  const themedLayout = themed(figure, element.clientWidth);
+  if (element.closest(".grown")) themedLayout.height = Math.max(320, window.innerHeight - AROUND_PX);
+  const { data, layout } = merged({ data: figure.data, layout: themedLayout }, hiddenOf(element, figure.layout));
   element.style.height = `${layout.height}px`;
   if (!window.Plotly) await loaded;
   if (drawn.get(element) !== figure) return;

@@ -52,6 +52,7 @@ export async function showFigure(name, latest) {
   await draw(element, meta.axes ? brushed(figure) : isCurves ? viewed(figure) : figure);
   leadToTrials(element);
   offerFiles(section, element, name);
+  section.dispatchEvent(new Event("drawn", { bubbles: true }));
   if (meta.axes) overlay(section, element, figure, () => redraw(name));
 }
 
