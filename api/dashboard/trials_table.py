@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -131,12 +131,7 @@ class _Kind:
     text: Callable[[TrialResult], str]
     words: bool = False
     named: str = ""
-    """Name in filters, where it is not the key."""
-
-    @property
-    def name(self) -> str:
-        """Name in filters."""
-        return self.named or self.key
+    """Name in filters, beside the key."""
 
 
 def table_page(result: Result, asked: Asked, space: Space = None) -> TrialTable:
@@ -177,6 +172,10 @@ def selected(result: Result, asked: Asked, space: Space = None) -> Result:
     if not (asked.status or asked.filter or asked.brush):
         return result
     _, chosen, _ = _selected(result, asked, _kinds(result, asked.after), space)
+    return _only(result, chosen)
+
+
+def _only(result: Result, chosen: Collection[int]) -> Result:
     blank = (one if one.trial in chosen else replace(one, metrics={}, curve=()) for one in result.trials)
     best = result.best if result.best is not None and result.best.trial in chosen else None
     return replace(result, trials=tuple(blank), best=best)
@@ -185,7 +184,7 @@ def selected(result: Result, asked: Asked, space: Space = None) -> Result:
 def _selected(result: Result, asked: Asked, kinds: Sequence[_Kind], space: Space) -> tuple[Result, frozenset[int], str]:
     """Return the result to rank by, the trials that pass status, filter and ranges, and why the filter is none."""
     compared, problem = after(result, asked.after), ""
-    columns = {name: kind for kind in kinds for name in (kind.key, kind.name)}
+    columns = {kind.key: kind for kind in kinds} | {kind.named: kind for kind in reversed(kinds) if kind.named}
     known = {status(result, trial) for trial in result.trials}
     found = [one for one in result.trials if asked.status not in known or status(result, one) == asked.status]
     try:
@@ -195,7 +194,7 @@ def _selected(result: Result, asked: Asked, kinds: Sequence[_Kind], space: Space
     except InputError as error:
         problem = str(error)
     if asked.brush:
-        passing = within(compared, asked.brush, space)
+        passing = within(_only(compared, {one.trial for one in found}), asked.brush, space)  # axes as in the chart
         found = [trial for trial in found if trial.trial in passing]
     return compared, frozenset(trial.trial for trial in found), problem
 
@@ -203,7 +202,7 @@ def _selected(result: Result, asked: Asked, kinds: Sequence[_Kind], space: Space
 def _usual(result: Result, kinds: Sequence[_Kind]) -> list[_Kind]:
     """Return the columns without a choice: all, but for parameters beyond a number, the first those that differ."""
     first = _names(result.trials)[:_MOST_COLUMNS]
-    return [kind for kind in kinds if not kind.key.startswith(_PARAMETER) or kind.name in first]
+    return [kind for kind in kinds if not kind.key.startswith(_PARAMETER) or kind.named in first]
 
 
 def _kinds(result: Result, iterations: int) -> list[_Kind]:
@@ -216,8 +215,10 @@ def _kinds(result: Result, iterations: int) -> list[_Kind]:
     compared = after(result, iterations).trials
     title = printable(result.metric) + (f" after {iterations}" if iterations else "")
 
-    def metric(trial: TrialResult) -> float | None:
-        return compared[trial.trial].metrics.get(result.metric)
+    def then(kind: _Kind) -> _Kind:
+        """Return a column of the trials as they stood after the iterations."""
+        value, text = kind.value, kind.text
+        return replace(kind, value=lambda t: value(compared[t.trial]), text=lambda t: text(compared[t.trial]))
 
     def status_of(trial: TrialResult) -> str:
         return status(result, trial)
@@ -226,13 +227,13 @@ def _kinds(result: Result, iterations: int) -> list[_Kind]:
         return trial.with_end(status_of(trial))
 
     measures = (
-        _Kind("metric", title, metric, lambda t: measured(compared[t.trial], result.metric), named=result.metric),
+        replace(_also(result.metric), key="metric", title=title),
         *(_mean(result) if result.repeats > 1 else ()),
         *(_also(one.metric) for one in result.also),
     )
     return [
         _Kind("trial", "trial", lambda t: t.trial, lambda t: str(t.trial)),
-        *(() if result.rehearsal else measures),
+        *(() if result.rehearsal else map(then, measures)),
         _Kind("iterations", "iterations", lambda t: t.iterations, lambda t: str(t.iterations)),
         _Kind("status", "status", status_of, status_text, words=True),
         *(_BATCH_KINDS if any(trial.batches for trial in result.trials) else ()),
@@ -292,7 +293,7 @@ def _parameter(name: str) -> _Kind:
     return _Kind(
         f"{_PARAMETER}{name}",
         printable(name),
-        lambda t: t.configuration.get(name),
+        lambda t: "null" if t.configuration.get(name, 0) is None else t.configuration.get(name),
         lambda t: setting(t.configuration[name]) if name in t.configuration else "-",
         named=name,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +14,11 @@ from hypothesis import strategies as st
 from rubberband.api.dashboard.trials_filter import Condition, conditions
 from rubberband.api.dashboard.trials_table import Asked, selected, table_page
 from rubberband.errors import InputError
+from rubberband.executor import Result
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Summary
+from rubberband.views.charts.parallel_coordinates import within
+from rubberband.views.formatting import setting
 from tests.builders.fake_runs import FakeService
 from tests.builders.results import a_result
 
@@ -61,7 +65,7 @@ def test_a_word_that_is_no_condition_is_named_in_a_line(text: str, why: str) -> 
 @given(found=NUMBERS, limit=NUMBERS, sign=st.sampled_from(sorted(ORDERS)))
 def test_numbers_are_compared_as_numbers(found: float, limit: float, sign: str) -> None:
     assert Condition("x", sign, repr(limit)).holds(found) == ORDERS[sign](found, limit)
-    assert Condition("x", "=", repr(limit)).holds(found) == (found == limit)
+    assert Condition("x", "=", repr(limit)).holds(found) == (found == limit or setting(found) == repr(limit))
     assert Condition("x", "!=", repr(limit)).holds(found) != Condition("x", "=", repr(limit)).holds(found)
 
 
@@ -128,3 +132,53 @@ def test_a_page_and_its_charts_are_filtered_by_their_address(service: FakeServic
     html = service.client.get("/experiments/one?filter=nosuch%3E3", headers={"Accept": "text/html"}).text
     assert 'id="filter-problem"' in html
     assert "&#39;nosuch&#39; is no column" in html
+
+
+VALUES = (None, "adam w", True, [64, 64], 0.001234567891, "a=b")
+
+
+def configured(result: Result, values: Any, name: str) -> Result:
+    return replace(
+        result,
+        trials=tuple(replace(one, configuration={name: values[one.trial % len(values)]}) for one in result.trials),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('"weight decay"=null', None),
+        ('"weight decay" = "adam w"', "adam w"),
+        ('"weight decay"=True', True),
+        ('"weight decay"=true', True),
+        ('"weight decay"="[64, 64]"', [64, 64]),
+        ('"weight decay"=0.00123457', 0.001234567891),
+        ('"weight decay"="a=b"', "a=b"),
+    ],
+)
+def test_names_and_values_with_blanks_are_quoted_and_each_shown_value_is_found(text: str, value: Any) -> None:
+    result = configured(RESULT, VALUES, "weight decay")
+    ours = {one.trial for one in result.trials if one.configuration["weight decay"] == value}
+    page = table_page(result, Asked(filter=text))
+    assert (page.problem, {row.trial for row in page.rows}) == ("", ours)
+    others = table_page(result, Asked(filter=text.replace("=", "!=", 1))).rows
+    assert {row.trial for row in others} == {one.trial for one in result.trials} - ours
+
+
+def test_a_metric_or_parameter_with_the_name_of_a_column_is_meant() -> None:
+    named = [
+        replace(one, metrics={"cost": 5.0 + one.trial}, configuration={"status": one.trial}) for one in RESULT.trials
+    ]
+    result = replace(RESULT, metric="cost", trials=tuple(named), best=None)
+    assert {row.trial for row in table_page(result, Asked(filter="cost<7")).rows} == {0, 1}
+    assert {row.trial for row in table_page(result, Asked(filter="status<2")).rows} == {0, 1}
+    assert {row.trial for row in table_page(result, Asked(filter="iterations>=7")).rows} == {0}
+
+
+@pytest.mark.parametrize("text", [f"{RESULT.metric}>0.4", "iterations<3"])
+@pytest.mark.parametrize("ranges", [(RESULT.metric, 0.5, 1.0), ("lr", 0.0, 0.3)])
+def test_a_range_on_a_filtered_chart_is_that_of_the_table(text: str, ranges: tuple[str, float, float]) -> None:
+    chart = selected(RESULT, Asked(filter=text))
+    found = table_page(RESULT, Asked(filter=text, brush=(ranges,)))
+    assert {row.trial for row in found.rows} == within(chart, (ranges,))
+    assert found.rows
