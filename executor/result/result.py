@@ -266,7 +266,7 @@ class Result:
         """One trial for each configuration: the best of its repeats that count; without repeats all trials."""
         merit = self.ranking.merit
         firsts = self.trials[:: self.repeats]
-        return [min(self._counting(one), key=lambda repeat: (merit(repeat.metrics), repeat.trial)) for one in firsts]
+        return [min(self.counting(one), key=lambda repeat: (merit(repeat.metrics), repeat.trial)) for one in firsts]
 
     def means(self, trial: TrialResult) -> Mapping[str, float]:
         """Return the means of `metric` and `also` over the repeats of a trial's configuration, as they rank it.
@@ -274,9 +274,9 @@ class Result:
         Without repeats these are its own metrics.
         """
         every = Ranking(metric=self.metric, mode=self.mode, limits=tuple(Limit(metric=one.metric) for one in self.also))
-        return every.mean([repeat.metrics for repeat in self._counting(trial)])
+        return every.mean([repeat.metrics for repeat in self.counting(trial)])
 
-    def _counting(self, trial: TrialResult) -> Sequence[TrialResult]:
+    def counting(self, trial: TrialResult) -> Sequence[TrialResult]:
         """Return the repeats of a trial's configuration that count, as for its `standing`."""
         first = trial.trial // self.repeats * self.repeats
         repeats = self.trials[first : first + self.repeats]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from rubberband.executor.result.parts import TrialResult
 from rubberband.executor.result.result import Result
+from rubberband.values.ranking import Standing
 from rubberband.views.formatting import finite, ranked
 
 
@@ -45,16 +46,24 @@ def choices(result: Result) -> list[int]:
 
 def after(result: Result, iterations: int) -> Result:
     """Return the result as its trials stood after `iterations`: those that trained less have no metric, and the best is
-    the best of the others. 0: the result as it is."""
+    the best of the others, also of those that were stopped. 0: the result as it is."""
     if not iterations:
         return result
     cut = replace(result, trials=tuple(_cut(one, iterations) for one in result.trials), best=None)
+    if cut.ranking.limits or cut.repeats > 1:
+        cut = replace(cut, trials=tuple(replace(one, standing=_standing(cut, one)) for one in cut.trials))
     first = next(iter(ranked(cut)), None)
     return replace(cut, best=first if first is not None and first.metrics and first.status != "failed" else None)
 
 
+def _standing(result: Result, trial: TrialResult) -> Standing:
+    """Return the standing of a trial by the metrics that it and the repeats of its configuration have now."""
+    return result.ranking.standing(trial.metrics, [one.metrics for one in result.counting(trial)])
+
+
 def _cut(trial: TrialResult, iterations: int) -> TrialResult:
     if trial.iterations < iterations:
-        return replace(trial, metrics={}, curve=(), standing=None)
+        return replace(trial, metrics={}, curve=(), bracket=None, standing=None)
     curve = tuple(report for report in trial.present_curve if report[1] <= iterations)
-    return replace(trial, metrics=curve[-1][2] if curve else {}, curve=curve, standing=None, iterations=iterations)
+    metrics = curve[-1][2] if curve else {}
+    return replace(trial, metrics=metrics, curve=curve, bracket=None, standing=None, iterations=iterations)

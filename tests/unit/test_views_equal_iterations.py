@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from rubberband.api.dashboard.trials_table import Asked, table_page
 from rubberband.executor import Result
+from rubberband.executor.result.parts import TrialResult
+from rubberband.executor.result.result import Objective
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Summary
 from rubberband.views.equal_iterations import after, choices, metric_after
@@ -131,3 +133,56 @@ def test_trials_of_several_experiments_are_in_one_table_best_first(shown: FakeSe
     assert values == sorted(values, reverse=RESULT.mode == "max")
     assert {int(trial) for _, trial, _ in found} == reached(RESULT, 3)
     assert f"{RESULT.metric} after 3" in table
+
+
+def with_latency(trial: TrialResult) -> TrialResult:
+    """Return a trial that is slow after its first iteration if its number is odd, and later if it is even."""
+    curve = tuple(
+        (at_s, done, {**metrics, "latency": 9.0 if (done == 1) == (trial.trial % 2 == 1) else 1.0})
+        for at_s, done, metrics in trial.curve
+    )
+    return replace(trial, curve=curve, metrics=curve[-1][2])
+
+
+def test_a_stopped_trial_of_another_bracket_may_be_the_best_then() -> None:
+    first = after(RESULT, 1).best
+    assert first is not None
+    trials = tuple(
+        replace(one, bracket=one.trial % 2, status="stopped" if one.trial == first.trial else "completed")
+        for one in RESULT.trials
+    )
+    then = after(replace(RESULT, trials=trials, best=trials[first.trial + 1]), 1)
+    assert then.best is not None
+    assert then.best.trial == first.trial
+    values = [trial.metrics[RESULT.metric] for trial in ranked(then)]
+    assert values == sorted(values, reverse=RESULT.mode == "max")
+
+
+def test_limits_are_those_of_the_metrics_then() -> None:
+    also = (Objective(metric="latency", mode="min", at_most=2.0),)
+    result = replace(RESULT, also=also, trials=tuple(map(with_latency, RESULT.trials)))
+    then = after(result, 1)
+    assert {one.trial: one.feasible for one in then.trials} == {one.trial: one.trial % 2 == 0 for one in RESULT.trials}
+    assert then.best is not None
+    assert then.best.feasible
+    page = table_page(result, Asked(after=1))
+    titles = [column.title for column in page.columns]
+    shown = {row.trial: row.cells[titles.index("latency") - 1] for row in page.rows}
+    assert shown == {one.trial: "9" if one.trial % 2 else "1" for one in RESULT.trials}
+    assert after(replace(result, trials=result.trials[1:2]), 1).best.feasible is False  # type: ignore[union-attr]
+
+
+def test_repeats_are_ranked_and_shown_by_their_mean_then() -> None:
+    result = replace(RESULT, repeats=2)
+    first = {one.trial: one.curve[0][2][RESULT.metric] for one in RESULT.trials}
+    page = table_page(result, Asked(after=1))
+    means = {pair: (first[2 * pair] + first[2 * pair + 1]) / 2 for pair in range(len(first) // 2)}
+    best = max(means, key=lambda pair: means[pair] if RESULT.mode == "max" else -means[pair])
+    then = after(replace(result, trials=tuple(replace(one, status="running") for one in result.trials)), 1)
+    assert then.best is not None
+    assert then.best.trial // 2 == best
+    assert then.best.standing is not None
+    assert then.best.standing.mean == pytest.approx(means[best])
+    titles = [column.title for column in page.columns]
+    at = titles.index("mean of 2") - 1
+    assert all(row.cells[at].startswith(f"{means[row.trial // 2]:.4g}"[:4]) for row in page.rows if row.trial > 1)
