@@ -534,7 +534,7 @@ def _listed(service: Service, request: Request, asked: AskedRows) -> dict[str, A
         "rows": _aligned([row(submission, now, places.get(submission.name)) for submission in page.items]),
         "group": asked.group,
         "grouped": [(by, title, at("/", show=show, group=by)) for by, title in TITLES.items()],
-        "groups": [] if asked.group is None else _groups(found, asked.group, show),
+        "groups": [] if asked.group is None else _groups(found, asked.group, asked),
         "next": "" if asked.group else page.next,
         "later": asked.cursor is not None,
         "show": show,
@@ -548,7 +548,7 @@ def _listed(service: Service, request: Request, asked: AskedRows) -> dict[str, A
 _MOST_GROUPED, _AT_ONCE = 5000, 500
 
 
-def _groups(found: Callable[..., Page], by: By, show: str) -> list[tuple[Group, str]]:
+def _groups(found: Callable[..., Page], by: By, asked: AskedRows) -> list[tuple[Group, str]]:
     """Return the groups of all experiments of the list, the newest of very many, with the addresses of their lists."""
     rows: list[Submission] = []
     cursor: str | None = ""
@@ -557,7 +557,15 @@ def _groups(found: Callable[..., Page], by: By, show: str) -> list[tuple[Group, 
         rows += page.items
         cursor = page.next
     return [
-        (one, _address("/", show=show, search=one.search, tags=[one.tag] if one.tag else ()))
+        (
+            one,
+            _address(
+                "/",
+                show=asked.show,
+                search=" ".join(dict.fromkeys(filter(None, (asked.search, one.search)))),
+                tags=[*dict.fromkeys(filter(None, (*asked.tags, one.tag)))],
+            ),
+        )
         for one in groups_of(rows, by)
     ]
 

@@ -31,7 +31,7 @@ class Group:
     free: str
     """How many are not charged; empty if all are."""
     best: str
-    """Best metric of all, where they have the same one."""
+    """Best metric of all, where they have the same one; one that breaks its limits only if all do, which it says."""
     name: str
     """Experiment with the best metric."""
 
@@ -65,6 +65,7 @@ def _charged_usd(rows: Sequence[Submission]) -> float:
 def _group(key: str, by: By, rows: Sequence[Submission], cost: str) -> Group:
     free, best = sum(not row.charged for row in rows), _best(rows)
     text = "" if best is None else f"{printable(best.summary.metric)} {number(best.summary.best_value or 0.0)}"
+    text += ", not feasible" if best is not None and _is_infeasible(best) else ""
     return Group(
         title=key or "without a tag",
         tag=key if by == "tag" else "",
@@ -89,4 +90,8 @@ def _best(rows: Sequence[Submission]) -> Submission | None:
     if len({(row.summary.metric, row.summary.mode) for row in found}) != 1:
         return None
     sign = -1.0 if found[0].summary.mode == "max" else 1.0
-    return min(found, key=lambda row: sign * (row.summary.best_value or 0.0))
+    return min(found, key=lambda row: (_is_infeasible(row), sign * (row.summary.best_value or 0.0)))
+
+
+def _is_infeasible(row: Submission) -> bool:
+    return row.summary.best_note.endswith("not feasible")

@@ -99,3 +99,24 @@ def test_a_running_experiment_says_when_it_ends() -> None:
         summary=Summary(started_at=1000.0, stages=1, iterations=3, target_iterations=9, forecast_jct_s=300.0),
     )
     assert row(going, 1100.0).progress == "3 of 9 iterations; ends 1970-01-01T00:21:40Z (in 3m20s)"
+
+
+def test_a_best_that_breaks_its_limits_is_no_groups_best_beside_one_that_keeps_them() -> None:
+    broken = submission("a-1", metric="loss", mode="min", best_value=0.1, best_note="not feasible")
+    kept = submission("a-2", metric="loss", mode="min", best_value=0.3, best_note="mean 0.3 of 2 repeats")
+    (group,) = groups_of([broken, kept], "name")
+    assert (group.best, group.name) == ("loss 0.3", "a-2")
+    (alone,) = groups_of([broken], "name")
+    assert alone.best == "loss 0.1, not feasible"
+
+
+def test_the_link_of_a_group_leads_to_the_experiments_that_it_counts(service: FakeService) -> None:
+    for name, tags in (("a-1", ("mine", "night")), ("a-2", ("night",)), ("a-3", ("mine",)), ("b-1", ("mine",))):
+        service.add(name, state=ExperimentState.DONE, labels=Labels(tags=tags))
+    for asked, title in (("?tag=mine&group=name", "a-"), ("?search=a-&group=tag", "mine")):
+        html = service.client.get(f"/{asked}", headers={"Accept": "text/html"}).text
+        (link, count) = re.findall(rf'<a href="([^"]+)">{title}</a></th>\s*<td[^>]*>(\d+) ', html)[0]
+        found = service.client.get(link.replace("&amp;", "&"), headers={"Accept": "text/html"}).text
+        (table,) = re.findall(r'<table class="stacks list".*?</table>', found, re.DOTALL)
+        assert sorted(re.findall(r'href="/experiments/([^"]+)"', table)) == ["a-1", "a-3"], asked
+        assert int(count) == 2
