@@ -21,6 +21,7 @@ Socket = Literal[
     "layout",  # takes the loop, and returns how its model lies on the workers; None: whole on each
     "divided checkpoint",  # takes a file and those of other workers, and returns the content with whole tensors
     "memory",  # takes an experiment and folders; returns the memory of its trial's parameters, or why it is not known
+    "meter",  # takes the segment and the waits of its loop, and returns what measures the machine's use, or None
     "loop",  # takes the trial and the segment, and returns another runner, or None
     "problem",  # takes an experiment, a profile and the plain problem; returns that of a model of its speed, or None
     "changes",  # takes a plan and its problem, and yields inputs of a model that an estimate's assumptions try
@@ -32,6 +33,8 @@ Socket = Literal[
     "updates",  # takes a profile and a number of asynchronous workers, and returns their updates per second
     "batches over time",  # takes a result, and returns a chart, or None
     "batches by GPUs",  # takes a result, and returns a chart, or None
+    "use of trials",  # takes trials of a result, and returns a sentence on their use of machines; empty: not measured
+    "use over time",  # takes a result and the number of a trial, and returns a chart, or None
     "throughput chart",  # takes a profile and the GPUs of trials in a plan, and returns a chart
     "mixture",  # takes the model of asynchronous workers and their speeds, and returns how much longer they take
     "attempt",  # class of the attempts of a trial with parameter servers
@@ -100,6 +103,16 @@ FEATURES = (
             "noise scale": "planner.goodput.planning:at_noise_scale",
             "batches over time": "views.charts.batches:batches_over_time",
             "batches by GPUs": "views.charts.batches:batches_by_gpus",
+        },
+    ),
+    Feature(
+        "Use of machines",
+        "results.md",
+        (f"{_TRAIN}.metering", "views.charts.machine_use"),
+        joins={
+            "meter": f"{_TRAIN}.metering:make_meter",
+            "use of trials": "views.charts.machine_use:use_of_trials",
+            "use over time": "views.charts.machine_use:use_over_time",
         },
     ),
     Feature(

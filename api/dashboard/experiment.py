@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -27,6 +27,7 @@ from rubberband.errors import RubberbandError
 from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.result.parts import TrialResult
 from rubberband.executor.result.result import Result
+from rubberband.features import made_by
 from rubberband.states import ACTIVE, Action, ExperimentState
 from rubberband.units import counted, duration, in_unit
 from rubberband.values.command import entrypoint_text
@@ -351,6 +352,7 @@ def _shown(service: Service, experiment: Submission, result: Result | None, aske
     return shown | {
         "paid": paid,
         "paid_parts": paid_parts(paid),
+        "use": made_by("use of trials", result.trials),
         "troubles": texts.troubles(result),
         "cards": texts.cards(experiment, result),
         "best": best_of(experiment, result),
@@ -404,6 +406,7 @@ _TRIAL_CHARTS = {
         "Blue is this trial, orange the best one; click a curve for the page of its trial, drag to zoom. Dollars: the "
         "trial's share of the bill, by the GPU time that it has held.",
     ),
+    "use": ("GPU use", "Parts of the time in which it trained, over stretches of a minute at most."),
     "gangs": (
         "Its gangs over time",
         "Each bar is a GPU that it had, its colour the stage (or bracket, or rung). Dotted: ends of stages.",
@@ -441,16 +444,28 @@ def trial_figure(
     if chart not in _TRIAL_CHARTS:
         raise HttpProblem(NOT_FOUND, f"the page of a trial of {experiment.name!r} has no such chart")
     result, found = trial_of(experiment, result_of(service, experiment), trial)
-    is_curves = chart == "curves"
     most = whole(top) or None
-    figure = learning_curves(result, trial=found.trial, top=most) if is_curves else gangs_chart(result, found.trial)
+    draw: dict[str, Callable[[], Figure | None]] = {
+        "curves": lambda: learning_curves(result, trial=found.trial, top=most),
+        "use": lambda: made_by("use over time", result, found.trial),
+        "gangs": lambda: gangs_chart(result, found.trial),
+    }
+    figure = draw[chart]()
     return json_of(request, {} if figure is None else {chart: figure}, experiment.summary.unit)
 
 
 def _trial_shown(service: Service, experiment: Submission, number: str) -> dict[str, Any]:
     result, trial = trial_of(experiment, result_of(service, experiment), number)
     here = f"/experiments/{experiment.name}/trials"
-    heights_px = {"curves": CURVES_PX if trial.curve else 0, "gangs": gangs_px(result, trial.trial)}
+    use = made_by("use over time", result, trial.trial)
+    heights_px = {
+        "curves": CURVES_PX if trial.curve else 0,
+        "use": use["layout"]["height"] if use else 0,
+        "gangs": gangs_px(result, trial.trial),
+    }
+    charts = charts_of(result, _TRIAL_CHARTS)
+    if all(stretch.gpu_memory_bytes is None for stretch in trial.use):
+        charts["use"] = "CPU use", charts["use"][1]
     return {
         "experiment": experiment,
         "result": result,
@@ -460,7 +475,7 @@ def _trial_shown(service: Service, experiment: Submission, number: str) -> dict[
         "lead": lead(result, trial),
         "cards": trial_cards(result, trial),
         "texts": configuration_texts(trial.configuration, experiment.words.get("entrypoint")),
-        "charts": charts_of(result, _TRIAL_CHARTS),
+        "charts": charts,
         "expected": {name: height_px for name, height_px in heights_px.items() if height_px},
         "gangs": gangs(result, trial),
         "download": download_address(experiment.name, trial),

@@ -78,7 +78,7 @@ def list_trials(
     limit: Annotated[int, Query(ge=1, le=10_000, description="The largest number to return.")] = 1000,
     cursor: Annotated[str | None, Query(max_length=20, description="`next` of the previous page.")] = None,
     curves: Annotated[
-        bool, Query(description="With learning curves, batch sizes and shares of unequal workers.")
+        bool, Query(description="With learning curves, batch sizes, shares of unequal workers and use of machines.")
     ] = False,
 ) -> Response:
     """Empty until it began."""

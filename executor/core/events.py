@@ -14,6 +14,7 @@ from rubberband.executor.core.own_speeds import OwnSpeed
 from rubberband.values.adaptive import BatchLimits, BatchMode, BatchUse
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.balance import BalanceUse
+from rubberband.values.machine_use import MachineUse
 from rubberband.values.plan import Market, Plan, Stage, StagePrediction
 from rubberband.values.profile import Profile
 from rubberband.values.worth import RestWorth
@@ -210,6 +211,8 @@ class TrialReported(Event):
     """Whether the trial has ended by itself, and trains no more; its gang is free."""
     late: bool = False
     """Whether it was under way as the experiment's end stopped its attempt. Earlier versions dropped such reports."""
+    use: tuple[MachineUse, ...] = ()
+    """The use of the machine since the report before, in rows of a minute at most; empty where it is not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from rubberband.executor.core.events import CheckpointRef, FailureKind, Gang
 from rubberband.values.adaptive import BatchUse
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.balance import BalanceUse
+from rubberband.values.machine_use import MachineUse
 
 
 class TrialStatus(StrEnum):
@@ -45,6 +46,7 @@ class TrialReport:
     saved_iterations: int | None = None
     """That the latest checkpoint then really held; None: all of them."""
     balance: BalanceUse | None = None
+    use: tuple[MachineUse, ...] = ()
 
     @property
     def unsaved_iterations(self) -> int:

@@ -139,6 +139,7 @@ def _take_in(lane: LaneState, trial: TrialState, event: Reported) -> list[Comman
             updates=event.updates,
             saved_iterations=event.saved_iterations,
             balance=event.balance,
+            use=event.use,
         )
     )
     note_result(lane.state, trial)

@@ -359,6 +359,7 @@ class Attempt:
             saved_iterations=report.saved_iterations,
             balance=None if balance is None or balance.is_equal else balance,
             ended=report.ended,
+            use=report.use,
         )
 
     def _fail(self, kind: FailureKind, message: str, details: str) -> None:

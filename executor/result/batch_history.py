@@ -1,4 +1,7 @@
-"""How a trial's batch size, and its division among the workers, changed over its training; from its reports. Pure."""
+"""How a trial's batch size, its division among the workers, and its use of the machine changed over its training.
+
+All is from its reports. Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from rubberband.executor.core.events import Gang
 from rubberband.executor.core.state import GangRun
 from rubberband.executor.core.trial_state import TrialReport
 from rubberband.values.balance import BalanceUse
+from rubberband.values.machine_use import MachineUse
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -138,4 +142,25 @@ def balance_history(
             workers=next((use.gang for use in reversed(gangs) if use.started_at <= report.reported_at), ()),
         )
         for report in balanced
+    )
+
+
+# How a trial used its machine over its training, from its reports. Pure.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UseStretch(MachineUse):
+    """The use of the machine over a stretch of a trial's training, by the first worker of its gang."""
+
+    stage: int
+    end_s: float
+    """From the start of the run."""
+
+
+def use_history(reports: Sequence[TrialReport], started_at: float) -> tuple[UseStretch, ...]:
+    """Return the stretches in which the use was measured, in order. `started_at` is the start of the run."""
+    return tuple(
+        copied(UseStretch, use, stage=report.stage, end_s=report.reported_at - started_at - use.ago_s)
+        for report in reports
+        for use in report.use
     )

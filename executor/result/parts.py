@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rubberband.executor.core.events import CheckpointRef
-from rubberband.executor.result.batch_history import BalanceStretch, BatchStretch
+from rubberband.executor.result.batch_history import BalanceStretch, BatchStretch, UseStretch
 from rubberband.units import counted
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.offer import Place
@@ -76,6 +76,8 @@ class TrialResult:
     """Shares and times of its workers, in order; empty where they were equal."""
     updates: tuple[AsyncUse, ...] = ()
     """Its iterations of asynchronous training, in order; empty if it is synchronous."""
+    use: tuple[UseStretch, ...] = ()
+    """Its use of the machine while it trained, in order; empty where it was not measured."""
     seed: int = 0
     """The seed of its initial weights and the order of its data."""
     ended: bool = False

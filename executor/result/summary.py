@@ -32,7 +32,7 @@ from rubberband.executor.core.limits import can_go_on
 from rubberband.executor.core.ranking import best_trained, standing
 from rubberband.executor.core.state import GangRun, LaneState, Phase, State
 from rubberband.executor.core.trial_state import TrialState
-from rubberband.executor.result.batch_history import balance_history, batch_history, copied
+from rubberband.executor.result.batch_history import balance_history, batch_history, copied, use_history
 from rubberband.executor.result.parts import (
     ArtifactResult,
     Busy,
@@ -168,6 +168,7 @@ def _trial(state: State, trial: int, config: Mapping[str, Any], seed: int) -> Tr
         batches=batch_history(record.made, state.started_at),
         balance=balance_history(record.made, (u for u in state.allocations if u.trial == trial), state.started_at),
         updates=tuple(report.updates for report in record.made if report.updates is not None),
+        use=use_history(record.made, state.started_at),
         seed=seed,
         ended=record.ended,
         stopped_s=None if record.stopped_at is None else record.stopped_at - state.started_at,

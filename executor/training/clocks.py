@@ -43,6 +43,9 @@ class StepTimes:
 class ComputeTimer:
     """Times nothing: for a worker whose share does not depend on its speed."""
 
+    waited_s = 0.0
+    """Seconds from the last own gradient to those of the gang, in all steps."""
+
     def begin(self) -> None:
         """Note that a step begins."""
 
@@ -93,8 +96,9 @@ class CpuTimer(_GradientTimer):
 
     def averaged(self) -> None:
         if self._waits_since is not None:
-            self._waited += self._clock() - self._waits_since
-            self._waits_since = None
+            waited_s, self._waits_since = self._clock() - self._waits_since, None
+            self._waited += waited_s
+            self.waited_s += waited_s
 
     def end(self, *, counts: bool, has_changed: bool = False) -> None:
         step_s = self._clock() - self._began
@@ -149,11 +153,12 @@ class CudaTimer(_GradientTimer):
         while self._pending and self._pending[0][1][-1].query():  # type: ignore[no-untyped-call]
             counts, events = self._pending.popleft()
             began, computed, averaged, ended = events
-            step_s = began.elapsed_time(ended) / 1e3
+            step_s, waited_s = began.elapsed_time(ended) / 1e3, computed.elapsed_time(averaged) / 1e3
+            self.waited_s += waited_s
             if counts:
                 times.steps += 1
                 times.step_s += step_s
-                times.own_s += step_s - computed.elapsed_time(averaged) / 1e3
+                times.own_s += step_s - waited_s
             else:
                 times.changed_s = step_s
             self._spare += events

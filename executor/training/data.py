@@ -21,6 +21,7 @@ from rubberband.executor.training.failures import refused
 from rubberband.executor.training.gpu_rows import GpuRows, Residence
 from rubberband.executor.training.loading import LoaderSettings, LoaderWorkers, Part, to_device
 from rubberband.executor.training.sampler import Indices, sample_keys
+from rubberband.executor.training.waits import WaitClock
 
 # Datasets that are read from front to end: an `IterableDataset`, or any object with `__iter__` alone.
 #
@@ -381,12 +382,14 @@ class Feed(Component):
         settings: LoaderSettings | None = None,
         most_workers: int | None = None,
         residence: Residence | None = None,
+        waiting: WaitClock | None = None,
     ) -> None:
         """Without `settings`, everything is loaded in this process; else by as many of `most_workers` as they want.
 
         `batch_size` is M, for streams. `residence` is there on a GPU, and takes what is in memory.
         """
         self.device = device
+        self.waiting = waiting or WaitClock()
         self._seed = seed
         self._marks: dict[int, Mark] = {}
         if is_stream(dataset):
@@ -451,6 +454,10 @@ class Feed(Component):
 
     def load(self, indices: Indices) -> Any:
         """Return the samples at `indices`, in the epoch of the present batch, as one batch on the device."""
+        with self.waiting:
+            return self._loaded(indices)
+
+    def _loaded(self, indices: Indices) -> Any:
         if self._rows is not None and self._samples is not None:
             return self._rows.load(indices, self._samples.places)
         part = Part(indices=indices, epoch=self._epoch)

@@ -59,6 +59,7 @@ from rubberband.executor.training.schedule import LrSchedule, fixed_steps
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.step import OwnStep, Step, TrainStep, check_own_step
 from rubberband.executor.training.torch_trial import TorchTrial, override_of
+from rubberband.executor.training.waits import WaitClock
 from rubberband.executor.training.worker_process import compute_with, cpus_per_slot
 from rubberband.executor.training.wrapping import RunningStatistics, SameWeights, lazy_names, prepare
 from rubberband.features import made_by
@@ -127,8 +128,16 @@ class TorchRunner(Runner):
         )
         has_room = self.device.type == "cuda" and segment.most_per_gpu is None
         residence = Residence(self.device, share=1.0 / segment.trials_per_gpu) if has_room else None
+        waiting = WaitClock()
+        self.waited = {"data": waiting.seconds}
         make_feed = partial(
-            Feed, device=self.device, collate=collate, seed=segment.seed, settings=settings, residence=residence
+            Feed,
+            device=self.device,
+            collate=collate,
+            seed=segment.seed,
+            settings=settings,
+            residence=residence,
+            waiting=waiting,
         )
         self.feed = make_feed(dataset, batch_size=self.batch_size)
         self.feed.ahead = self._parts_ahead
@@ -172,6 +181,9 @@ class TorchRunner(Runner):
         self.compiles = trial.compile
         given = None if shares is None else Division(shares)
         self.division: Division = given or (not self.layout.in_step and made_by("division", self)) or Division()
+        if (timer := self.division.timer) is not None:
+            gang = self.gang
+            self.waited = {**self.waited, "peers": lambda: timer.waited_s + gang.waited_s}
         prepare(self.module, trial, has_fixed_sizes=segment.batch is None and self.division.is_fixed)
         reseed("setup", segment.seed)
         self.optimizers = build_optimizer(trial, segment.config, self.module)

@@ -38,8 +38,10 @@ from rubberband.executor.training.segment import (
 )
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.trial import Device
+from rubberband.executor.training.waits import WaitClock
 from rubberband.executor.training.worker_process import Leftovers
-from rubberband.features import LOOP, parts
+from rubberband.features import LOOP, made_by, parts
+from rubberband.values.machine_use import MachineUse
 
 _log = logging.getLogger(__name__)
 
@@ -151,6 +153,8 @@ def _train(
     with _checkpoint(segment, store, runner) as held:
         saved = runner.begin(held)
     reports.begin(runner.parts, saved)
+    meter = made_by("meter", segment, {**runner.waited, "checkpoint": reports.waiting.seconds})
+    resources += [meter] if meter is not None else []
     is_first = segment.rank == 0
     started = iter([SegmentStarted()] if is_first else [])
     if not runner.compiles:
@@ -173,13 +177,17 @@ def _train(
                 if is_last:
                     reports.overtake()
                 yield from reports.all() if saves else ()  # one checkpoint at a time
-                reports.add(report, dump(is_last=is_last) if saves else None)
+                with reports.waiting:
+                    payload = dump(is_last=is_last) if saves else None
+                reports.add(report, payload)
         elif saves:
             runner.dump_part(iterations, is_last=is_last)
         if is_last:
             # Before the last report, after which a backend may close this iterator without walking to its end.
             reports.wait()
             runner.part()
+        if meter is not None:
+            reports.note(meter.take(is_last=is_last))
         if is_last or not runner.pauses:
             yield from reports.all()
         if is_last:
@@ -280,6 +288,8 @@ class Reports:
         self._store = store
         self._trial = trial
         self._waiting = deque[_Waiting]()
+        self.waiting = WaitClock()
+        """Waits of training for a checkpoint."""
         self._parts: Callable[[], tuple[CheckpointRef, ...]] = tuple
         self._saved = 0
         """Iterations that the latest durable checkpoint holds."""
@@ -309,6 +319,11 @@ class Reports:
         self.overtake()
         self._waiting.append(_Waiting(report, dump=dump, held=held))
 
+    def note(self, use: tuple[MachineUse, ...]) -> None:
+        """Add the use of the machine to the latest report, which has not left."""
+        if use:
+            self._waiting[-1].report = replace(self._waiting[-1].report, use=use)
+
     def overtake(self) -> None:
         """Let the latest report go without its checkpoint, unless that is being written."""
         if self._waiting:
@@ -328,7 +343,8 @@ class Reports:
     def wait(self) -> None:
         """Wait until the next report can leave."""
         if self._waiting and (written := self._begun()) is not None:
-            written.exception()
+            with self.waiting:
+                written.exception()
 
     def rest(self) -> Iterator[SegmentReport]:
         """Yield the reports before the first checkpoint that could not be written, or got no part, after a failure."""

@@ -30,6 +30,7 @@ from rubberband.executor.training.reporting import current_session, in_functions
 from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.trial import TrainFunction, Trial, TrialContext, flat, tune_session
+from rubberband.executor.training.waits import Waited
 from rubberband.executor.training.worker_process import ThreadSwitches, release_port
 from rubberband.units import counted
 
@@ -60,6 +61,8 @@ class Runner(ABC):
     """Saves a part of the checkpoint after some iterations, on other ranks than 0. Raises CheckpointError."""
     ended: bool = False
     """Whether the trial has ended by itself with its latest iteration; the same on every rank of a gang."""
+    waited: Waited = {}  # noqa: RUF012 - no runner changes it
+    """The waits that its loop measures, from `begin` on."""
     repeated: int = 0
     """Iterations that were trained again, beside those that the checkpoint does not hold."""
     compiles: bool = False

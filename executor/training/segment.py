@@ -15,6 +15,7 @@ from rubberband.executor.training.trial import Device
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, BatchMode, BatchPoint, BatchUse
 from rubberband.values.asynchronous import AsyncTraining, AsyncUse
 from rubberband.values.balance import Balance, BalanceUse
+from rubberband.values.machine_use import MachineUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +109,8 @@ class SegmentReport:
     """Iterations in the latest checkpoint, if they are fewer."""
     ended: bool = False
     """Whether the trial has ended by itself: this is its last report."""
+    use: tuple[MachineUse, ...] = ()
+    """The use of rank 0's machine since the report before, in rows of a minute at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

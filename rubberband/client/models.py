@@ -354,6 +354,32 @@ class GangView(Answer):
     """Its share of the bill."""
 
 
+class UseView(Answer):
+    """Use of the machine by the first worker of a trial's gang, over a minute of training at most."""
+
+    stage: int
+    end_s: float
+    """From the start of the run."""
+    seconds: float
+    ago_s: float
+    """Seconds from its end to the report that had it."""
+    cpu: float
+    """CPUs that the worker's process and its children kept busy, on average."""
+    memory_bytes: int
+    """The most resident memory of these processes together."""
+    gpu: float | None
+    """Part of the time, 0 to 1, in which the GPU computed; null where no driver says."""
+    gpu_memory_bytes: int | None
+    watts: float | None
+    """Mean power of the GPU."""
+    data_s: float | None
+    """Seconds in which training waited for samples; null where the loop is the user's own."""
+    peers_s: float | None
+    """Seconds in which it waited for other workers; null for a gang of one."""
+    checkpoint_s: float | None
+    """Seconds in which it waited for a checkpoint."""
+
+
 class TrialDetail(TrialView):
     """A trial, its place among the others, and what it had and cost."""
 
@@ -367,6 +393,8 @@ class TrialDetail(TrialView):
     gangs: list[GangView]
     curve: list[tuple[float, int, dict[str, float | None]]]
     """Seconds from the start, iterations and metrics of every report."""
+    use: list[UseView]
+    """Its use of the machine while it trained, a row for a minute at most; empty where it was not measured."""
 
 
 class TrialPage(Answer):

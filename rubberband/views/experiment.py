@@ -112,8 +112,8 @@ def _expectation(jct_s: float | None, cost_usd: float | None) -> models.Expectat
 
 
 def trial_view(trial: TrialResult, *, curves: bool) -> models.TrialView:
-    """Return a trial, with its learning curve, batch sizes and shares of its workers if `curves`."""
-    names = (*models.TrialView.__annotations__, *(("curve", "batches", "balance", "updates") if curves else ()))
+    """Return a trial, with its learning curve, batch sizes, shares of its workers and use of machines if `curves`."""
+    names = (*models.TrialView.__annotations__, *(("curve", "batches", "balance", "updates", "use") if curves else ()))
     return cast(models.TrialView, {name: plain(getattr(trial, name)) for name in names})
 
 

@@ -190,9 +190,11 @@ def test_running_statistics_are_those_of_all_samples(workers, shares):
 @pytest.mark.parametrize("name", ["Sleepy", "SleepyOwn"])
 def test_a_worker_is_not_slow_because_it_waits_for_another(workers, store, name):
     segment = replace(SEGMENT, until_iterations=2, config={"pass_s": [0.0, 0.2]}, metric="train_loss")
-    report, *_ = reports(run_gang(workers, trial(f"balance_trials:{name}"), segment, store)[0])
+    report, last = reports(run_gang(workers, trial(f"balance_trials:{name}"), segment, store)[0])
     quick, slow = report.batch.balance.compute_s
     assert quick < 0.75 * slow, "it would be as slow; on a busy machine a pass takes a while"
+    (use,) = last.use
+    assert use.peers_s > 0.2 * use.seconds, "rank 0 is the quick one, and waits"
 
 
 def test_shares_follow_the_speed_and_it_learns_the_same_through_a_resize(workers, store):

@@ -86,6 +86,7 @@ def test_a_step_of_a_gang_is_timed_with_and_without_its_wait(monkeypatch, fake_c
     assert times.steps == 4
     assert times.own_s == pytest.approx(4 * step_s, abs=5 * HOST_S)
     assert times.step_s == pytest.approx(4 * (step_s + WAIT_S), abs=5 * HOST_S)
+    assert runner.waited["peers"]() == pytest.approx(4 * WAIT_S, abs=5 * HOST_S)
 
 
 def timed(monkeypatch: pytest.MonkeyPatch, fake_cuda: FakeCuda, trial: type[rubberband.TorchTrial]) -> loop.TorchRunner:

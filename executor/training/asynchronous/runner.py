@@ -30,6 +30,7 @@ from rubberband.executor.training.runner import Steps
 from rubberband.executor.training.sampler import FixedBatching, GlobalBatch, GlobalBatchSampler, reseed
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.torch_trial import ASYNC_REFUSAL, TorchTrial
+from rubberband.executor.training.waits import WaitClock
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.balance import even_shares
 
@@ -81,6 +82,8 @@ class AsyncRunner(TorchRunner):
         self._snapshot: ServerSnapshot | None = None
         alone = replace(segment, rank=0, num_workers=1, rendezvous=None)
         super().__init__(trial, alone, Gang(0, 1, None))
+        self._exchanging = WaitClock()
+        self.waited = {**self.waited, "peers": self._exchanging.seconds}
         self._trained = trained_parameters(self.module)
         self._check()
         total, size = self.feed.num_samples, self.batch_size
@@ -186,7 +189,8 @@ class AsyncRunner(TorchRunner):
             weight, sums = self._gradient()
             if self.trial.gradient_clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(list(self._trained.values()), self.trial.gradient_clip_norm)
-            servers.exchange(weight, sums)
+            with self._exchanging:
+                servers.exchange(weight, sums)
             self._has_paused = True
             yield
         if not self._has_paused:

@@ -11,6 +11,7 @@ from rubberband.executor.core.bill import PaidTime
 from rubberband.executor.result.batch_history import BalanceStretch
 from rubberband.executor.result.parts import InstanceResult, TrialResult
 from rubberband.executor.result.result import Objective, Result
+from rubberband.features import made_by
 from rubberband.units import counted, duration
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.worth import likelihood
@@ -264,6 +265,7 @@ def paid_time(result: Result) -> TextTable:
             f"USD: the whole bill, shared out in proportion to the {result.place}-seconds.",
             *(["Trained again: iterations that no checkpoint held."] if paid.repeated_gpu_s else []),
             *_put_to_use(result),
+            *filter(None, [made_by("use of trials", result.trials)]),
         ),
     )
 
