@@ -80,7 +80,7 @@ _MODULES = {
     "training.run_spec": "RunSpec",
     "training.runner": "RUNS_ON Runner Steps unpickled",
     "training.sampler": "GlobalBatch GlobalBatchSampler reseed",
-    "training.segment": "Segment SegmentEnded SegmentFailure SegmentRepeated SegmentReport SegmentStarted",
+    "training.segment": "Segment SegmentEnded SegmentFailure SegmentRepeated SegmentReport SegmentStarted SegmentUse",
     "training.worker_process": "Leftovers compute_with worker_settings",
     "virtual.backend": "VirtualBackend",
     "virtual.fleet": "Agenda AttemptFaults Faults Noise TrialEnd",

@@ -212,7 +212,7 @@ class TrialReported(Event):
     late: bool = False
     """Whether it was under way as the experiment's end stopped its attempt. Earlier versions dropped such reports."""
     use: tuple[MachineUse, ...] = ()
-    """The use of the machine since the report before, in rows of a minute at most; empty where it is not measured."""
+    """The mean use by its workers since the report before, a minute at most each; empty where it is not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,9 @@ from rubberband.executor.training.segment import (
     SegmentRepeated,
     SegmentReport,
     SegmentStarted,
+    SegmentUse,
 )
+from rubberband.values.machine_use import MachineUse, mean_use
 
 GRACE_S = 2.0
 """How long the rest of the gang may take to end after a worker died."""
@@ -126,6 +128,8 @@ class Attempt:
         """By rank: a reference to the `Vitals` of its machine before the attempt."""
         self._thread: threading.Thread | None = None
         self._has_started = False
+        self._others: dict[int, MachineUse] = {}
+        """By rank: the latest use of its machine by each worker beside rank 0."""
 
     def uses(self, instance: str) -> bool:
         """Whether a worker of the gang is on `instance`."""
@@ -277,6 +281,8 @@ class Attempt:
                 if not self._has_started:
                     self._send(TrialStarted)
                 self._has_started = True
+            case SegmentUse():
+                self._others[item.rank] = item.use[-1]
             case SegmentArtifact():
                 self._send(TrialArtifact, name=item.name, iterations=item.iterations, file=item.file)
             case SegmentRepeated():
@@ -359,7 +365,7 @@ class Attempt:
             saved_iterations=report.saved_iterations,
             balance=None if balance is None or balance.is_equal else balance,
             ended=report.ended,
-            use=report.use,
+            use=tuple(mean_use(each, tuple(self._others.values())) for each in report.use),
         )
 
     def _fail(self, kind: FailureKind, message: str, details: str) -> None:

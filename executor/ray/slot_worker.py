@@ -33,6 +33,7 @@ from rubberband.executor.training.segment import (
     SegmentRepeated,
     SegmentReport,
     SegmentStarted,
+    SegmentUse,
 )
 from rubberband.executor.training.trial import Device
 from rubberband.executor.training.worker_process import compute_with, cpus_per_slot, reserve_port, worker_settings
@@ -42,7 +43,9 @@ from rubberband.values.environment import Environment
 if TYPE_CHECKING:
     from rubberband.executor.training.entrypoint import Entrypoint
 
-SegmentItem = SegmentStarted | SegmentRepeated | SegmentReport | SegmentArtifact | SegmentEnded | SegmentFailure
+SegmentItem = (
+    SegmentStarted | SegmentRepeated | SegmentReport | SegmentUse | SegmentArtifact | SegmentEnded | SegmentFailure
+)
 """Item of a worker's stream."""
 
 

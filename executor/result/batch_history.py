@@ -150,7 +150,7 @@ def balance_history(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UseStretch(MachineUse):
-    """The use of the machine over a stretch of a trial's training, by the first worker of its gang."""
+    """The use of machines over a stretch of a trial's training: the mean over the workers of its gang."""
 
     stage: int
     end_s: float

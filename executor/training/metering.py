@@ -228,12 +228,7 @@ class Meter:
 
 
 def make_meter(segment: Segment, waited: Waited) -> Meter | None:
-    """Return the meter of a gang's first worker, whose reports have the rows; None on the others.
-
-    None too where the processes of this machine cannot be seen.
-    """
-    if segment.rank > 0:
-        return None
+    """Return the meter of a worker; None where the processes of its machine cannot be seen."""
     try:
         return Meter(waited, visible=os.environ.get("CUDA_VISIBLE_DEVICES", "0") if segment.device == "cuda" else "")
     except Exception:

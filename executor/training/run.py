@@ -35,6 +35,7 @@ from rubberband.executor.training.segment import (
     SegmentRepeated,
     SegmentReport,
     SegmentStarted,
+    SegmentUse,
 )
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.trial import Device
@@ -84,17 +85,19 @@ def warm_up(entrypoint: Entrypoint, device: Device) -> None:
 def run_segment(
     entrypoint: Entrypoint, segment: Segment, store: CheckpointStore
 ) -> Generator[
-    SegmentStarted | SegmentRepeated | SegmentReport | SegmentArtifact | SegmentEnded | SegmentFailure, None, None
+    SegmentStarted | SegmentRepeated | SegmentReport | SegmentUse | SegmentArtifact | SegmentEnded | SegmentFailure,
+    None,
+    None,
 ]:
     """Train as `segment` says, in this process. A backend iterates over it in every worker of the gang.
 
     Rank 0 yields SegmentStarted, a SegmentRepeated after each repeated iteration, then a SegmentReport for each new
     one, when its checkpoint is durable: by then the next iteration is under way, except after the last. A trial that
     ends by itself says so in its last report, or by a SegmentEnded if its function returned. The other ranks yield
-    nothing. Any rank ends with a SegmentFailure if the trial failed: every exception of user code is turned into
-    one, SystemExit and KeyboardInterrupt included. The others of the gang learn of it before. In the end, also if the
-    iterator is closed early, all that the segment left behind is put away, and the process can run another one, unless
-    its CUDA context is lost (`context_lost` of the failure) or `function_runs_on`.
+    a SegmentUse now and then. Any rank ends with a SegmentFailure if the trial failed: every exception of user code is
+    turned into one, SystemExit and KeyboardInterrupt included. The others of the gang learn of it before. In the end,
+    also if the iterator is closed early, all that the segment left behind is put away, and the process can run another
+    one, unless its CUDA context is lost (`context_lost` of the failure) or `function_runs_on`.
     """
     reports = Reports(store, segment.trial)
     artifacts = Artifacts(store, segment)
@@ -146,7 +149,7 @@ def _train(
     reports: Reports,
     artifacts: Artifacts,
     resources: list[_Closable],
-) -> Iterator[SegmentStarted | SegmentRepeated | SegmentReport | SegmentArtifact]:
+) -> Iterator[SegmentStarted | SegmentRepeated | SegmentReport | SegmentUse | SegmentArtifact]:
     runner = make_runner(entrypoint, segment, resources)
     resources.append(runner)
     runner.save = partial(store.save, segment.trial)
@@ -186,8 +189,11 @@ def _train(
             # Before the last report, after which a backend may close this iterator without walking to its end.
             reports.wait()
             runner.part()
-        if meter is not None:
-            reports.note(meter.take(is_last=is_last))
+        use = () if meter is None else meter.take(is_last=is_last)
+        if is_first:
+            reports.note(use)
+        elif use:
+            yield SegmentUse(rank=segment.rank, use=use)
         if is_last or not runner.pauses:
             yield from reports.all()
         if is_last:

@@ -114,6 +114,14 @@ class SegmentReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentUse:
+    """The use of its machine by a worker that reports nothing (other ranks than 0), since the one before."""
+
+    rank: int
+    use: tuple[MachineUse, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentArtifact:
     """A file that the trial gave to be kept is durable (rank 0)."""
 

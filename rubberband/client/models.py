@@ -355,7 +355,7 @@ class GangView(Answer):
 
 
 class UseView(Answer):
-    """Use of the machine by the first worker of a trial's gang, over a minute of training at most."""
+    """Use of machines by a trial's workers, each number a mean over its gang, over a minute of training at most."""
 
     stage: int
     end_s: float
@@ -364,9 +364,9 @@ class UseView(Answer):
     ago_s: float
     """Seconds from its end to the report that had it."""
     cpu: float
-    """CPUs that the worker's process and its children kept busy, on average."""
+    """CPUs that a worker's process and its children kept busy, on average."""
     memory_bytes: int
-    """The most resident memory of these processes together."""
+    """The most resident memory of these processes together; of the worker with the most."""
     gpu: float | None
     """Part of the time, 0 to 1, in which the GPU computed; null where no driver says."""
     gpu_memory_bytes: int | None

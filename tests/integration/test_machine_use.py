@@ -1,8 +1,6 @@
-"""The use of machines by trials of a real run: busy and sleeping ones, and one that waits for a slower worker."""
+"""The use of machines by trials of a real run: busy and sleeping ones, and the mean over a gang."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +17,7 @@ SPIN = "import time; until = time.process_time() + {0}\\nwhile time.process_time
 
 class Uses(rubberband.Trial):
     def setup(self, config, context):
-        self.kind = config["kind"]
+        self.kind = config["kind"] if context.rank == 0 else "sleeps"
 
     def iterate(self):
         until = time.process_time() + 1.5
@@ -53,16 +51,19 @@ constraints: {deadline: 10m}
 
 
 @pytest.fixture
-def result(command_line: CommandLine) -> Result:
-    folder = Path(command_line.folder)
-    (folder / "trials.py").write_text(TRIALS)
-    (folder / "uses.yaml").write_text(FILE)
-    command_line("run", "uses.yaml", "--no-check")
-    return command_line.result("uses")
+def folder(command_line: CommandLine) -> CommandLine:
+    (command_line.folder / "trials.py").write_text(TRIALS)
+    (command_line.folder / "uses.yaml").write_text(FILE)
+    return command_line
 
 
-def test_a_busy_trial_uses_a_cpu_a_sleeping_one_none_and_children_count(result: Result) -> None:
-    used = {trial.configuration["kind"]: trial.use for trial in result.trials}
+def run(folder: CommandLine, *words: str) -> Result:
+    folder("run", "uses.yaml", "--no-check", *words)
+    return folder.result("uses")
+
+
+def test_a_busy_trial_uses_a_cpu_a_sleeping_one_none_and_children_count(folder: CommandLine) -> None:
+    used = {trial.configuration["kind"]: trial.use for trial in run(folder).trials}
     assert {kind: len(stretches) for kind, stretches in used.items()} == {"busy": 1, "sleeps": 1, "child": 1}
     cpu_s = {kind: stretches[0].cpu * stretches[0].seconds for kind, stretches in used.items()}
     assert cpu_s["busy"] == pytest.approx(3.0, abs=0.6)
@@ -70,3 +71,12 @@ def test_a_busy_trial_uses_a_cpu_a_sleeping_one_none_and_children_count(result: 
     assert used["sleeps"][0].cpu < 0.15
     assert all(stretches[0].memory_bytes > 10**7 for stretches in used.values())
     assert all(stretches[0].gpu is None for stretches in used.values())
+
+
+def test_a_gang_of_a_busy_and_a_sleeping_worker_has_the_mean_of_both(folder: CommandLine) -> None:
+    two = ("resources.gpus_per_instance=2", "resources.gpus_per_trial={min: 2, max: 2}")
+    words = (*two, "profile={seconds_per_iteration: {2: 2}}", "search.space.kind.values=[busy]")
+    stages = "search.scheduler.stages=[{trials: 1, iterations: 2}]"
+    (trial,) = run(folder, *(word for each in (*words, stages) for word in ("-s", each))).trials
+    (stretch,) = trial.use
+    assert 2 * stretch.cpu * stretch.seconds == pytest.approx(3.0, abs=0.6), "CPU seconds of both"

@@ -21,7 +21,7 @@ from rubberband.executor.result.batch_history import UseStretch, use_history
 from rubberband.executor.training import metering
 from rubberband.executor.training.metering import Gpu, Look, Meter, Processes, Rows, make_meter
 from rubberband.executor.training.waits import WaitClock
-from rubberband.values.machine_use import MachineUse
+from rubberband.values.machine_use import MachineUse, mean_use
 from tests.builders.fake_nvml import FakeNvml
 from tests.builders.segments import SEGMENT, reports, train
 
@@ -111,11 +111,6 @@ def test_a_working_driver_is_asked_while_it_trains(nvml: FakeNvml, monkeypatch: 
     monkeypatch.setattr(metering, "LOOKS_SHARE", 1.0)
     (row,) = measured(visible="0")
     assert (row.gpu, row.gpu_memory_bytes, row.watts) == (0.63, 40 * 10**9, 231.0)
-
-
-def test_only_the_first_worker_of_a_gang_measures(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert make_meter(dataclasses.replace(SEGMENT, rank=1, num_workers=2), {}) is None
-    assert make_meter(SEGMENT, {}) is not None
 
 
 def test_a_meter_that_fails_lets_training_go_on(
@@ -214,6 +209,14 @@ def test_an_hour_of_a_trial_adds_little_to_its_journal() -> None:
     _, body = encode_event(REPORTED)
     _, without = encode_event(dataclasses.replace(REPORTED, use=()))
     assert 60 * (len(body) - len(without)) / 2 < 15_000, "bytes; a row a minute"
+
+
+def test_the_use_of_a_gang_is_the_mean_over_its_workers() -> None:
+    other = dataclasses.replace(USE, seconds=30.0, cpu=1.5, memory_bytes=3 * 10**9, gpu=0.33, data_s=0.0, peers_s=3.0)
+    found = mean_use(USE, [other, dataclasses.replace(USE, gpu=None)])
+    assert (found.seconds, found.gpu, found.memory_bytes) == (60.0, 0.48, 3 * 10**9)
+    assert (found.cpu, found.data_s, found.peers_s) == (0.833, 8.0, 6.0)
+    assert mean_use(USE, []) == USE
 
 
 def test_a_stretch_ends_where_its_report_says() -> None:

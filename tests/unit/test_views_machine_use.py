@@ -76,8 +76,8 @@ def test_the_chart_has_a_panel_for_each_unit_and_a_gap_where_the_trial_waited() 
     assert figure["layout"]["xaxis"]["anchor"] == "y4"
     assert figure["layout"]["meta"]["note"] == (
         "GPU: busy 63 % of the time, 40 GB of memory taken, 231 W. In 2m of training the worker used 50 % of a CPU and "
-        "2 GB of memory, and waited 21 % for data, 3 % for other workers. Measured on the first worker of its gang, "
-        "about every 5 s."
+        "2 GB of memory, and waited 21 % for data, 3 % for other workers. "
+        "Means over its gang, measured about every 5 s."
     )
     alone = use_over_time(with_use(stretch(60.0)), 3)
     assert alone is not None

@@ -199,7 +199,7 @@ def use_over_time(result: Result, trial: int) -> Figure | None:
         **marks(result, horizon_s, unit_s),
         showlegend=True,
         margin={"l": LABELS_PX, "r": 10, "t": 24, "b": 96},
-        meta={"note": f"{_of_trial(stretches)} Measured on the first worker of its gang, about every 5 s."},
+        meta={"note": f"{_of_trial(stretches)} Means over its gang, measured about every 5 s."},
     )
 
 

@@ -23,6 +23,7 @@ from rubberband.executor import (
     SegmentFailure,
     SegmentReport,
     SegmentStarted,
+    SegmentUse,
     run_segment,
 )
 from tests.builders.forked import CONTEXT, start
@@ -189,4 +190,6 @@ def _serve(jobs: Connection, environment: Mapping[str, str]) -> None:
             return
         run = run_unequal if isinstance(last, list) else run_segment
         result = run(entrypoint, segment, last, *more)
-        jobs.send(result if isinstance(result, tuple) else list(result))
+        if not isinstance(result, tuple):  # how a machine was used is the backend's matter
+            result = [item for item in result if not isinstance(item, SegmentUse)]
+        jobs.send(result)
