@@ -280,6 +280,54 @@ def test_a_link_shows_a_colleague_the_same_trials_columns_and_charts(browser: An
 
 
 @pytest.mark.long
+def filter_by(page: Any, text: str, rows: int) -> None:
+    page.get_by_label("Filter trials").fill(text)
+    page.get_by_label("Filter trials").press("Enter")
+    expect(page.locator("table.trials tbody tr")).to_have_count(rows)
+
+
+def test_a_page_is_printed_with_the_chosen_trials_also_in_charts_out_of_sight(
+    browser: Any, home: Home, tmp_path: Path
+) -> None:
+    with visiting(browser, home.address) as visit:
+        page = visit.open("/experiments/still")
+        drawn(page, "curves", "parallel")
+        filter_by(page, "trial<3", 3)
+        trials = f"new Set({chart('parallel')}.data.flatMap(({{ customdata }}) => customdata ?? [])).size"
+        page.evaluate(f"() => addEventListener('afterprint', () => {{ window.printed = {trials}; }})")
+        page.pdf(path=tmp_path / "page.pdf")
+        assert page.evaluate("window.printed") <= 4, "three and the gap"
+
+
+def test_a_chart_that_a_filter_leaves_nothing_is_back_without_the_filter(browser: Any, home: Home) -> None:
+    with visiting(browser, home.address) as visit:
+        page = visit.open("/experiments/still")
+        drawn(page, "parallel")
+        filter_by(page, "trial=1", 1)
+        page.locator("#s-parallel").scroll_into_view_if_needed()
+        page.locator("#s-parallel").wait_for(state="hidden")
+        filter_by(page, "", 25)
+        drawn(page, "parallel")
+
+
+def test_the_latest_choice_is_shown_though_an_earlier_one_is_answered_later(browser: Any, home: Home) -> None:
+    with visiting(browser, home.address) as visit:
+        page = visit.open("/experiments/still")
+        drawn(page, "curves")
+        held: list[Any] = []
+        page.route(re.compile("filter=trial%3C9"), lambda route: held.append(route))
+        page.get_by_label("Filter trials").fill("trial<9")
+        page.get_by_label("Filter trials").press("Enter")
+        page.wait_for_function("() => location.search.includes('trial')")
+        filter_by(page, "trial<3", 3)
+        assert held
+        with page.expect_response(re.compile("filter=trial%3C9")):
+            for route in held:
+                route.continue_()
+        page.wait_for_timeout(300)
+        expect(page.locator("table.trials tbody tr")).to_have_count(3)
+
+
 def test_experiments_are_compared_on_a_phone(browser: Any, home: Home) -> None:
     with visiting(browser, home.address, phone=True) as visit:
         page = visit.open("/compare?name=still&name=grown")

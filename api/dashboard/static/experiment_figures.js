@@ -59,9 +59,10 @@ export function followFigures(live) {
   }
 
   async function ask(name) {
-    const answer = await fetch(address(name), { headers: { Accept: "application/json" } });
-    const version = answer.headers.get("etag");
-    if (answer.ok && versions.get(name) !== version) await take(name, version, await answer.json());
+    const asked = address(name);
+    const answer = await fetch(asked, { headers: { Accept: "application/json" } });
+    const [version, found] = [answer.headers.get("etag"), answer.ok && await answer.json()];
+    if (found && asked === address(name) && versions.get(name) !== version) await take(name, version, found); // the latest choice
   }
 
   async function take(name, version, found) {
@@ -98,7 +99,7 @@ export function followFigures(live) {
 
   // A browser prints what is there when the listener ends: what was not scrolled to is asked for, and waited for, here.
   addEventListener("beforeprint", () => {
-    for (const name of sections().filter(({ hidden }) => !hidden).map(nameOf).filter((name) => !versions.has(name))) {
+    for (const name of sections().filter(({ hidden }) => !hidden).map(nameOf).filter((name) => !versions.has(name) || !fresh.has(name))) {
       const request = new XMLHttpRequest();
       request.open("GET", address(name), false);
       request.send();
@@ -113,7 +114,8 @@ export function followFigures(live) {
   });
 
   live.addEventListener("chosen", () => {
-    for (const name of OF_TRIALS) fresh.delete(name);
+    for (const name of OF_TRIALS) for (const known of [fresh, versions]) known.delete(name);
+    expect(); // what had nothing to show may have now
     draw();
   });
 

@@ -1,7 +1,10 @@
 // What keeps a page up to date: parts of it that are fetched again.
 
+const latest = new WeakMap(); // element -> the address that was asked for last
+
 // Puts what the service renders now into `element`. Nodes that are the same stay, and with them focus and selection.
 export async function refresh(element, address) {
+  latest.set(element, address);
   const answer = await fetch(address, { headers: { Accept: "text/html" } });
   if (answer.redirected || [401, 404].includes(answer.status)) { // signed out, or deleted meanwhile
     window.location.reload();
@@ -10,6 +13,7 @@ export async function refresh(element, address) {
   if (!answer.ok) return false;
   const made = document.createElement("template");
   made.innerHTML = await answer.text();
+  if (latest.get(element) !== address) return false; // another choice was made meanwhile
   showTimes(made.content);
   patch(element, made.content);
   reachScrolled();
