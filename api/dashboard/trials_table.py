@@ -133,6 +133,10 @@ class _Kind:
     named: str = ""
     """Name in filters, beside the key."""
 
+    def sought(self, trial: TrialResult) -> Any:
+        """Return the value for filters; that of a parameter may be null, which is not to lack one."""
+        return "null" if self.text(trial) == "null" else self.value(trial)
+
 
 def table_page(result: Result, asked: Asked, space: Space = None) -> TrialTable:
     """Return a page of trials; `space` is the search space in the words of the file, which has the scales of ranges."""
@@ -147,8 +151,7 @@ def table_page(result: Result, asked: Asked, space: Space = None) -> TrialTable:
     if chosen is not None:
         found = _sorted(found, chosen.value, asked.down)
     pages = max(1, math.ceil(len(found) / PAGE_SIZE))
-    page = max(1, min(asked.page, pages))
-    first = (page - 1) * PAGE_SIZE
+    first = PAGE_SIZE * ((page := max(1, min(asked.page, pages))) - 1)
     rows = found[first : first + PAGE_SIZE]
     offered = tuple((kind.key, kind.title, kind.key in wanted_keys, kind.key in usual) for kind in kinds[1:])
     kinds = [kind for kind in kinds if kind.key in wanted_keys]
@@ -190,7 +193,7 @@ def _selected(result: Result, asked: Asked, kinds: Sequence[_Kind], space: Space
     try:
         for condition in conditions(asked.filter, columns):
             kind = columns[condition.name]
-            found = [one for one in found if condition.holds(kind.value(one))]
+            found = [one for one in found if condition.holds(kind.sought(one))]
     except InputError as error:
         problem = str(error)
     if asked.brush:
@@ -217,8 +220,7 @@ def _kinds(result: Result, iterations: int) -> list[_Kind]:
 
     def then(kind: _Kind) -> _Kind:
         """Return a column of the trials as they stood after the iterations."""
-        value, text = kind.value, kind.text
-        return replace(kind, value=lambda t: value(compared[t.trial]), text=lambda t: text(compared[t.trial]))
+        return replace(kind, value=lambda t: kind.value(compared[t.trial]), text=lambda t: kind.text(compared[t.trial]))
 
     def status_of(trial: TrialResult) -> str:
         return status(result, trial)
@@ -293,7 +295,7 @@ def _parameter(name: str) -> _Kind:
     return _Kind(
         f"{_PARAMETER}{name}",
         printable(name),
-        lambda t: "null" if t.configuration.get(name, 0) is None else t.configuration.get(name),
+        lambda t: t.configuration.get(name),
         lambda t: setting(t.configuration[name]) if name in t.configuration else "-",
         named=name,
     )
