@@ -58,7 +58,7 @@ class Rows:
 
     def __init__(self) -> None:
         self._looks: list[Look] = []
-        """Those of the present row, after the last one of the row before."""
+        """Looks of the present row, after the last one of the row before."""
         self._ready: list[tuple[float, MachineUse]] = []
 
     def add(self, look: Look, *, is_last: bool = False) -> None:
@@ -143,7 +143,7 @@ class Gpu:
         return cls(nvml, handle)
 
     def read(self) -> dict[str, Any]:
-        """Return `gpu`, `gpu_memory_bytes` and `watts`, those that it tells: a MIG instance has only memory."""
+        """Return `gpu`, `gpu_memory_bytes` and `watts`, as far as it has them: a MIG instance has only memory."""
         readings: dict[str, Callable[[], Any]] = {
             "gpu": lambda: self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100.0,
             "gpu_memory_bytes": lambda: int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 Cause = Literal["data", "peers", "checkpoint"]
-"""What a loop waits for: samples, the other workers of its gang, and its checkpoint."""
+"""Cause of a wait: samples, the other workers of the gang, or the checkpoint."""
 Waited = Mapping[Cause, Callable[[], float]]
 """Cause -> the seconds of its waits so far; without a cause that is not measured."""
 

@@ -26,7 +26,7 @@ from tests.builders.fake_runs import fake_service, virtual_result
         (models.SummaryView, Summary, set(), {"is_rehearsal", "is_charged"}),  # they are those of the experiment
         (models.StageView, StageResult, set(), set()),
         (models.RungView, RungResult, set(), set()),
-        (models.TrialView, TrialResult, set(), {"curve", "balance", "batches", "updates"}),
+        (models.TrialView, TrialResult, set(), {"curve", "balance", "batches", "updates", "use"}),
         (models.BillLineView, BillLine, set(), set()),
         (models.RestWorthView, RestWorth, set(), set()),
         (models.OutlookView, Outlook, set(), set()),
