@@ -337,18 +337,19 @@ def _trials(result: Result) -> str:
         return trial != result.best, most - trial.iterations, ranking.merit(trial.metrics)
 
     trials = sorted(result.trials, key=rank)[:_MOST_TRIALS]
+    metrics = () if result.rehearsal else (result.metric,)
     names = list(dict.fromkeys(name for trial in trials for name in trial.configuration))
     rows = [
         [
             str(trial.trial),
-            _value(trial.metrics[result.metric]) if result.metric in trial.metrics else "",
+            *(_value(trial.metrics[name]) if name in trial.metrics else "" for name in metrics),
             str(trial.iterations),
             trial.status_text,
             *(_value(trial.configuration[name]) if name in trial.configuration else "" for name in names),
         ]
         for trial in trials
     ]
-    return markup.table(("trial", result.metric, "iterations", "status", *names), rows, words=(3,))
+    return markup.table(("trial", *metrics, "iterations", "status", *names), rows, words=(2 + len(metrics),))
 
 
 def _value(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -59,7 +60,7 @@ class SampledRun:
         self.experiment, self.objective = experiment, objective
         profile = experiment.loaded_profile()
         assert profile is not None, "the words have a profile"
-        self.job: Job = plan_job(experiment, profile)
+        self.job: Job = replace(plan_job(experiment, profile), trains=True)
         self.journal = MemoryJournal()
         self.controller = Controller(self.job)
         self.backend = VirtualBackend(

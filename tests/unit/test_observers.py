@@ -204,6 +204,7 @@ ELSEWHERE = {
     "TrialCheck": "a record",
     "ProgramCheck": "is of another process",
     "StepwiseCheck": "is in a process of its own",
+    "WaitClock": "sees no tensor",
     "CudaTimer": "needs a GPU",
     "CudaLapClock": "needs a GPU",
     "Callback": "does nothing; the others are in TRACKED",

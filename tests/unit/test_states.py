@@ -417,7 +417,7 @@ EXAMPLES: dict[str, Example] = {
         _GROUP, own=lambda made: checkpoint.Optimizers(Group(made[1])), goes_on=False
     ),
     "executor.training.checkpoint.TrainedParameters": Example(_frozen, _thaw, _first),
-    "executor.training.data.Feed": Example(_feed, _read, anew=("_stream", "_epoch")),
+    "executor.training.data.Feed": Example(_feed, _read, anew=("_stream", "_epoch", "waiting")),
     "executor.training.goodput.gradient_noise.GradientNoise": Example(
         _observed, _seen_gradients, _first, anew=("_since", "_since_at_initial"), goes_on=False
     ),
