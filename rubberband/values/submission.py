@@ -231,9 +231,8 @@ class Submission:
 
     @property
     def charged(self) -> bool:
-        """Whether its amounts are paid for; before its start, as its file says."""
-        is_begun, unit = self.summary.started_at is not None, self.summary.unit
-        return self.summary.is_charged if is_begun or not self.words else kind_in(self.words).is_charged(unit)
+        """Whether its amounts are paid for, by its file; by its journal, if it was started by hand."""
+        return kind_in(self.words).is_charged(self.summary.unit) if self.words else self.summary.is_charged
 
     @property
     def waiting(self) -> str:

@@ -164,5 +164,8 @@ def test_no_sum_of_money_counts_it() -> None:
 @pytest.mark.parametrize(("provider", "charged"), [("aws", True), ("local", False), ("virtual", False)])
 def test_a_submission_is_charged_as_its_provider_says(provider: str, charged: bool) -> None:
     made: dict[str, Any] = {"name": "one", "state": ExperimentState.QUEUED, "created_at": 1.0, "changed_at": 1.0}
-    assert Submission(**made, words={"resources": {"provider": provider}}).charged == charged
-    assert Submission(**made, summary=Summary(started_at=1.0)).charged, "one that was started by hand has no words"
+    words = {"resources": {"provider": provider}}
+    assert Submission(**made, words=words).charged == charged
+    begun = Summary(started_at=1.0)  # of an earlier version, which knew nothing of it
+    assert Submission(**made, words=words, summary=begun).charged == charged
+    assert Submission(**made, summary=begun).charged, "one that was started by hand has no words"
