@@ -320,12 +320,18 @@ def test_the_latest_choice_is_shown_though_an_earlier_one_is_answered_later(brow
         page.get_by_label("Filter trials").press("Enter")
         page.wait_for_function("() => location.search.includes('trial')")
         filter_by(page, "trial<3", 3)
-        assert held
-        with page.expect_response(re.compile("filter=trial%3C9")):
+        page.evaluate("""() => {
+            const count = () => document.querySelectorAll("table.trials tbody tr").length;
+            window.most = count();
+            new MutationObserver(() => { window.most = Math.max(window.most, count()); }).observe(
+                document.getElementById("live"), { subtree: true, childList: true });
+        }""")
+        with page.expect_response(re.compile("fragments/.*filter=trial%3C9")) as answered:
             for route in held:
                 route.continue_()
-        page.wait_for_timeout(300)
-        expect(page.locator("table.trials tbody tr")).to_have_count(3)
+        answered.value.finished()
+        page.wait_for_timeout(500)
+        assert page.evaluate("window.most") == 3, "the rows of the earlier choice never came"
 
 
 def test_experiments_are_compared_on_a_phone(browser: Any, home: Home) -> None:
