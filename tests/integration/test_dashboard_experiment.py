@@ -279,7 +279,6 @@ def test_a_link_shows_a_colleague_the_same_trials_columns_and_charts(browser: An
         visit.shot("experiment-filtered")
 
 
-@pytest.mark.long
 def filter_by(page: Any, text: str, rows: int) -> None:
     page.get_by_label("Filter trials").fill(text)
     page.get_by_label("Filter trials").press("Enter")
@@ -304,7 +303,7 @@ def test_a_chart_that_a_filter_leaves_nothing_is_back_without_the_filter(browser
         page = visit.open("/experiments/still")
         drawn(page, "parallel")
         filter_by(page, "trial=1", 1)
-        page.locator("#s-parallel").scroll_into_view_if_needed()
+        page.evaluate("() => document.getElementById('s-parallel').scrollIntoView()")
         page.locator("#s-parallel").wait_for(state="hidden")
         filter_by(page, "", 25)
         drawn(page, "parallel")
