@@ -169,6 +169,15 @@ class StageResult:
     """Word for a GPU; slots share the CPUs of an instance without GPUs."""
     added: bool = False
     """Whether its bracket was added to the search: what is planned is what was planned then."""
+    running: int = 0
+    """Its trials that train now; so `queued`, `done` and `failed`, all 0 before it has begun."""
+    queued: int = 0
+    done: int = 0
+    failed: int = 0
+    iterations_done: int = 0
+    """Sum over its trials."""
+    iterations_expected: int = 0
+    """Likewise, at its end: without those of trials that ended by themselves or were stopped."""
 
     @property
     def name(self) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +16,14 @@ from rubberband.executor.core.bill import (
     paid_time,
     rent_usd_per_hour,
 )
+from rubberband.executor.core.forecast import expected_iterations
 from rubberband.executor.core.history import (
     DecisionResult,
     Fork,
     GivenBack,
     LimitsExtended,
     Pause,
+    Promotion,
     Regrouped,
     Replacement,
     RungResult,
@@ -30,8 +33,8 @@ from rubberband.executor.core.history import (
 )
 from rubberband.executor.core.limits import can_go_on
 from rubberband.executor.core.ranking import best_trained, standing
-from rubberband.executor.core.state import GangRun, LaneState, Phase, State
-from rubberband.executor.core.trial_state import TrialState
+from rubberband.executor.core.state import GangRun, LaneState, Phase, StageRecord, State
+from rubberband.executor.core.trial_state import TrialState, TrialStatus
 from rubberband.executor.result.batch_history import balance_history, batch_history, copied, use_history
 from rubberband.executor.result.parts import (
     ArtifactResult,
@@ -64,7 +67,7 @@ def summarise(state: State, setup: Mapping[str, Any], now: float) -> Result:
         mode=job.mode,
         best=None if best is None else trials[best.trial],
         trials=trials,
-        stages=tuple(_stage(state, stage, as_of) for stage in range(len(job.stages))),
+        stages=stage_results(state, as_of),
         decisions=tuple(copied(DecisionResult, d, at_s=d.occurred_at - state.started_at) for d in state.decisions),
         planned_jct_s=job.prediction.jct_s,
         actual_jct_s=jct_s(state, as_of),
@@ -201,6 +204,11 @@ def _saved(state: State, trial: TrialState) -> Iterator[KeptCheckpoint]:
         yield KeptCheckpoint(checkpoint=checkpoint, iterations=iterations, saved_s=saved_s, best=is_best)
 
 
+def stage_results(state: State, at: float) -> tuple[StageResult, ...]:
+    """Return the stages, planned against actual; those that are not over as of `at`, on the clock of the events."""
+    return tuple(_stage(state, stage, at) for stage in range(len(state.job.stages)))
+
+
 def _stage(state: State, index: int, at: float) -> StageResult:
     job = state.job
     predicted, stage, bracket = job.prediction.stages[index], job.stages[index], job.bracket_of(index)
@@ -241,7 +249,36 @@ def _stage(state: State, index: int, at: float) -> StageResult:
         rung=index - bracket.first_stage,
         lane=bracket.lane,
         added=added,
+        **_progress(state, index),
     )
+
+
+def _progress(state: State, index: int) -> dict[str, int]:
+    """Return the trials of a stage by what they do, and their iterations, done and expected."""
+    job, stage, record = state.job, state.job.stages[index], state.record_of(index)
+    trials = () if record is None else record.trials
+    before = job.iterations_by(index) - stage.iterations
+    expected = stage.iterations * (len(trials) or stage.trials) - _unneeded(state, trials, before, stage.iterations)
+    return {
+        **({} if record is None else _counts(state, record)),
+        "iterations_done": sum(min(max(state.trials[t].iterations - before, 0), stage.iterations) for t in trials),
+        "iterations_expected": expected if stage.has_sync else expected_iterations(state),
+    }
+
+
+def _unneeded(state: State, trials: Sequence[int], before: int, iterations: int) -> int:
+    """Return the iterations of a stage that trials leave out which ended by themselves, or which the user stopped."""
+    over = [trial for trial in map(state.trials.__getitem__, trials) if trial.ended or trial.stopped_at is not None]
+    return sum(max(0, before + iterations - max(before, trial.iterations)) for trial in over)
+
+
+def _counts(state: State, record: StageRecord) -> Counter[str]:
+    """Count the stage's trials that run, wait, are done and have failed."""
+    if record.ended_at is not None and not state.history.of(Promotion):
+        failed = sum(state.trials[trial].status is TrialStatus.FAILED for trial in record.trials)
+        return Counter(done=len(record.trials) - failed, failed=failed)
+    names = {TrialStatus.RUNNING: "running", TrialStatus.QUEUED: "queued", TrialStatus.FAILED: "failed"}
+    return Counter(names.get(state.trials[trial].status, "done") for trial in record.trials)
 
 
 def _rungs(state: State) -> list[RungResult]:

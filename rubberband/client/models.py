@@ -197,6 +197,15 @@ class StageView(Answer):
     """Brackets of one lane run one after another, lanes side by side."""
     added: bool
     """Whether its bracket was added to the search: what is planned is what was planned then."""
+    running: int
+    """Its trials that train now; so `queued`, `done` and `failed`, all 0 before it has begun."""
+    queued: int
+    done: int
+    failed: int
+    iterations_done: int
+    """Sum over its trials."""
+    iterations_expected: int
+    """Likewise, at its end: without those of trials that ended by themselves or were stopped."""
 
 
 class RungView(Answer):

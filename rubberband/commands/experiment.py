@@ -74,9 +74,11 @@ def _show(look: Callable[[], ExperimentDetail], output: TextFormat, watch: bool)
 
 
 def _document(view: ExperimentDetail) -> tuple[list[str], list[Any]]:
-    from rubberband.views.live.status import lines, stage_table, story_table
+    from rubberband.views.live.progress import stage_table
+    from rubberband.views.live.status import lines, story_table
+    from rubberband.views.story import stage_of
 
-    tables = [stage_table(view["stages"])] if view.get("stages") else []
+    tables = [stage_table([*map(stage_of, view["stages"])])] if view.get("stages") else []
     return lines(view), [*tables, story_table(view["story"])] if view.get("story") else tables
 
 

@@ -115,7 +115,7 @@ def drawn_table(table: TextTable, width: int) -> Iterator[Text | RichTable]:
     if max(map(len, rows)) <= width:
         for at, line in enumerate(rows):
             total = table.total is not None and at == len(rows) - 1
-            yield Text(line, style="dim" if not at else "bold" if total else "")
+            yield Text(line, style="dim" if not at else "bold" if total or at - 1 in table.marked else "")
         return
     padding = 1 if width >= WIDTH else 0
     for columns in _columns_that_fit(table, width, padding):
@@ -132,8 +132,9 @@ def drawn_table(table: TextTable, width: int) -> Iterator[Text | RichTable]:
                 no_wrap=not words,
                 min_width=min(_least_width(table, column), width - (2 + 2 * padding) * (len(columns) - 1)),
             )
-        for row in table.rows:
-            folded.add_row(*(Text(row[column]) for column in columns))
+        for at, row in enumerate(table.rows):
+            style = "bold" if at in table.marked else ""
+            folded.add_row(*(Text(row[column]) for column in columns), style=style)
         yield folded
 
 

@@ -373,6 +373,8 @@ class TextTable:
     total: Row | None = None
     words: frozenset[int] = frozenset({0})
     notes: tuple[str, ...] = ()
+    marked: frozenset[int] = frozenset()
+    """Rows that stand out on a terminal."""
 
     def mapped(self, shown: Callable[[str], str]) -> TextTable:
         """Return it with all texts as `shown` returns them, but for a cell that is the word USD: a user's."""

@@ -26,8 +26,9 @@ from rubberband.cli import app
 from rubberband.executor import Faults, Result, report_rows, to_csv, trial_rows
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
+from rubberband.views import document
 from rubberband.views.charts.batches import batches_by_gpus
-from rubberband.views.live.view import Progress, stage_table, summary
+from rubberband.views.live.view import Progress, shown
 from rubberband.views.report.page import result_charts
 from rubberband.views.story import story
 from rubberband.views.trial import gangs, lead, trial_cards
@@ -186,7 +187,7 @@ def test_a_run_has_its_narration(kind: str) -> None:
 def seen_live(now: float, progress: Progress, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
     with console.capture() as capture:
-        console.print(stage_table(progress, now, width), *summary(progress, now), sep="\n")
+        document.print_drawn(console, document.drawn(*shown(progress, now), (), width=width))
     return capture.get()
 
 

@@ -41,7 +41,6 @@ from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Billing
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.views.live.narration import Narrator
-from rubberband.views.live.view import observe
 from rubberband.views.story import story as story_of
 from tests.builders.jobs import JOB, OFFER
 from tests.builders.memory import MemoryJournal
@@ -190,9 +189,8 @@ def test_reports_tables_and_lines_say_who_stopped_it() -> None:
     stop(story, 0, "s")
     assert "trial 0 stopped by the user after 1 iteration" in narrator.lines(event, story.controller)
     assert expected_iterations(story.state) == whole - 2
-    progress = observe(story.controller.job, story.state).stages[0]
-    assert (progress.iterations, progress.failed) == (10, 0)
     result = summarise(story.state, {"configurations": [{"x": n} for n in range(4)]}, story.at)
+    assert (result.stages[0].iterations_expected, result.stages[0].failed) == (10, 0)
     trial = result.trials[0]
     assert trial.status_text == "stopped (by the user at 1)"
     assert trial.stopped_s == story.at - story.state.started_at

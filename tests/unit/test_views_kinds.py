@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import re
@@ -19,7 +18,7 @@ from rubberband.views.charts.batches import batches_by_gpus, batches_over_time
 from rubberband.views.charts.parts import MANY_POINTS, Figure
 from rubberband.views.experiment import trial_view
 from rubberband.views.formatting import slow_workers, worker_values
-from rubberband.views.live.status import stage_table
+from rubberband.views.live.progress import stage_table
 from rubberband.views.live.view import open_view, progress_html
 from rubberband.views.report.headlines import headlines
 from rubberband.views.report.page import charts_of, render_html, script_json
@@ -224,9 +223,10 @@ def test_a_stage_has_its_own_figures_also_while_others_have_not_begun() -> None:
 
 
 def test_every_stage_of_the_moving_table_has_the_iterations_of_its_own_trials() -> None:
-    _, last = pictures(bracket_job())[-1]
-    assert [stage.name for stage in last.stages] == ["0.0", "0.1", "2.0", "1.0"]
-    assert [stage.iterations_done for stage in last.stages] == [4, 2, 2, 6]
+    now, last = pictures(bracket_job())[-1]
+    stages = last.stages(now)
+    assert [stage.name for stage in stages] == ["0.0", "0.1", "2.0", "1.0"]
+    assert [stage.iterations_done for stage in stages] == [4, 2, 2, 6]
 
 
 # Slots
@@ -238,7 +238,7 @@ def test_a_run_on_slots_names_no_gpu() -> None:
     texts = [render_html(result), render(result), result_html(result), str(charts_of(result))]
     texts += [str(trial_cards(result, trial)), str(gangs(result, trial)), str(trial_view(trial, curves=True))]
     at, last = pictures(SLOTS)[-1]
-    texts += [str(stage_table([dataclasses.asdict(stage) for stage in result.stages])), progress_html(last, at)]
+    texts += [str(stage_table(result.stages)), progress_html(last, at)]
     assert not [text for text in [*texts, narration(SLOTS)] if re.search(r"\bGPUs?\b", text)]
     assert '"instance : slot"' in texts[0]
     assert "slots per trial" in progress_html(last, at)

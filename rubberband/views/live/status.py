@@ -12,9 +12,9 @@ from rubberband.states import EXPLAINED, REHEARSAL
 from rubberband.units import counted, duration
 from rubberband.values.kinds import KINDS, NOT_INSTALLED, ProviderKind
 from rubberband.values.submission import waiting
-from rubberband.views.formatting import TextTable, ends, number, printable, usd, usd_decimals
+from rubberband.views.formatting import TextTable, ends, number, printable, usd
+from rubberband.views.live.progress import cost_line, time_line
 from rubberband.views.queueing import queue_line
-from rubberband.views.story import cells, stage_of
 
 _EXTEND = "`extend --max-cost` and `resume` continue it"
 STATES = {
@@ -80,33 +80,26 @@ def labels(view: Mapping[str, Any]) -> list[str]:
 
 def _time(view: Mapping[str, Any]) -> str:
     summary, slack_s = view["summary"], view.get("slack_s")
-    parts = [f"time      {duration(summary['jct_s'])}"]
-    if summary["deadline_s"] is not None:
-        parts.append(f", deadline {summary['deadline']}")
+    end = ""
     if view["state"] == "running" and summary["forecast_jct_s"] is not None:
         ends_s = summary["forecast_jct_s"]
-        at = None if _kind(view).is_simulated else summary["started_at"] + ends_s
-        parts.append(f"; {ends(at, ends_s - summary['jct_s'])}")
-    if slack_s is not None and view["state"] in _HEADED_FOR_ITS_END:
-        parts.append(f", {duration(abs(slack_s))} {'to spare' if slack_s >= 0 else 'late'}")
-    if summary["planned_jct_s"] is not None:
-        parts.append(f"; planned {duration(summary['planned_jct_s'])}")
-    return "".join(parts)
+        end = ends(None if _kind(view).is_simulated else summary["started_at"] + ends_s, ends_s - summary["jct_s"])
+    return time_line(
+        summary["jct_s"],
+        deadline=None if summary["deadline_s"] is None else summary["deadline"],
+        end=end,
+        slack_s=slack_s if view["state"] in _HEADED_FOR_ITS_END else None,
+        planned_s=summary["planned_jct_s"],
+    )
 
 
 def _cost(summary: Mapping[str, Any]) -> str:
-    amounts = [summary[name] for name in ("cost_usd", "forecast_cost_usd", "planned_cost_usd")]
-    decimals = usd_decimals(max(amount for amount in amounts if amount is not None))
-    parts = [f"cost      {usd(summary['cost_usd'], decimals)}"]
-    if summary["max_cost_usd"] is None:
-        parts.append(" USD")
-    else:
-        parts.append(f" of {usd(summary['max_cost_usd'])} USD (max_cost)")
-    if summary["ended_at"] is None and summary["forecast_cost_usd"] is not None:
-        parts.append(f"; forecast {usd(summary['forecast_cost_usd'], decimals)}")
-    if summary["planned_cost_usd"] is not None:
-        parts.append(f"; planned {usd(summary['planned_cost_usd'], decimals)}")
-    return "".join(parts)
+    return cost_line(
+        summary["cost_usd"],
+        max_cost_usd=summary["max_cost_usd"],
+        forecast_usd=None if summary["ended_at"] is not None else summary["forecast_cost_usd"],
+        planned_usd=summary["planned_cost_usd"],
+    )
 
 
 def _kind(view: Mapping[str, Any]) -> ProviderKind:
@@ -120,17 +113,6 @@ def _progress(summary: Mapping[str, Any]) -> str:
     return (
         f"progress  {summary['iterations']} of {counted(summary['target_iterations'], 'iteration')}, "
         f"{counted(summary['trials'], 'trial')}{held}"
-    )
-
-
-def stage_table(stages: Sequence[Mapping[str, Any]]) -> TextTable:
-    """Return a row for each stage, planned against actual."""
-    decimals = usd_decimals(sum(stage["planned_cost_usd"] for stage in stages))
-    each = f"{stages[0].get('place', 'GPU') if stages else 'GPU'}s per trial"
-    return TextTable(
-        title="Stages, planned and actual",
-        header=("stage", "trials", "iterations", "instances", each, "time plan", "time", "USD plan", "USD"),
-        rows=tuple(cells(stage_of(stage), decimals) for stage in stages),
     )
 
 

@@ -13,71 +13,34 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, TextIO
+from typing import Any, Self, TextIO
 
-from rich import box
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Column, Table
 from rich.text import Text
 
 from rubberband import markup
-from rubberband.executor.core.bill import bill_usd, lane_bill_usd
+from rubberband.executor.core.bill import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
-from rubberband.executor.core.forecast import Forecast, expected_iterations, forecast
-from rubberband.executor.core.history import Promotion
+from rubberband.executor.core.forecast import Forecast, forecast
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.ranking import best_trained, standing
 from rubberband.executor.core.state import LaneState, Phase, StageRecord, State
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
 from rubberband.executor.core.trial_state import TrialState, TrialStatus
+from rubberband.executor.result.parts import StageResult
+from rubberband.executor.result.summary import stage_results
 from rubberband.executor.run.driver import Observer
-from rubberband.units import counted, duration, gpus_each, in_unit
+from rubberband.units import counted, duration
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.balance import BalanceUse
 from rubberband.values.ranking import Standing
-from rubberband.views.formatting import ends, hanging, local_times, number, unequal, usd, usd_decimals
+from rubberband.views.document import drawn, localised
+from rubberband.views.formatting import TextTable, ends, hanging, number, unequal
 from rubberband.views.live.narration import Narrator
+from rubberband.views.live.progress import cost_line, stage_table, time_line
 from rubberband.views.report.tables import update_line
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageProgress:
-    """Progress of a stage."""
-
-    stage: int
-    bracket: int | None
-    """None where there is only one."""
-    rung: int
-    """Its number in its bracket."""
-    phase: Literal["done", "current", "planned"]
-    running: int
-    queued: int
-    done: int
-    failed: int
-    iterations_done: int
-    iterations: int
-    """Iterations of all its trials together."""
-    instances: int
-    """Held now, or at most if the stage is over."""
-    planned_instances: int
-    """By the current plan, as the following figures."""
-    gpus_per_trial: int
-    started_s: float | None
-    """From the start of the run."""
-    ended_s: float | None
-    planned_s: float
-    before_usd: float
-    """Bill at its start; of several brackets, that of its lane."""
-    ended_usd: float | None
-    """Bill at its SYNC, likewise."""
-
-    @property
-    def name(self) -> str:
-        """Return its number, or `bracket.stage` if there are several brackets."""
-        return str(self.stage) if self.bracket is None else f"{self.bracket}.{self.rung}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +51,6 @@ class Progress:
     """
 
     job: Job
-    stages: tuple[StageProgress, ...]
     best: tuple[int, Standing] | None
     """Trial, and its standing."""
     batch_sizes: tuple[int, ...]
@@ -113,12 +75,9 @@ class Progress:
         """Return the bill at `now`, or at the end."""
         return bill_usd(self.state, self._until(now))
 
-    def stage_usd(self, stage: StageProgress, now: float) -> float:
-        """Return the bill at `now`, or, of several brackets, that of the stage's lane."""
-        if stage.bracket is None:
-            return self.spent_usd(now)
-        lane = self.state.lanes[self.job.bracket_of(stage.stage).lane]
-        return lane_bill_usd(lane, now)
+    def stages(self, now: float) -> tuple[StageResult, ...]:
+        """Return the stages at `now`, planned against actual."""
+        return stage_results(self.state, self._until(now))
 
     def expected(self, now: float) -> Forecast:
         """Return the forecast of the whole run at `now`."""
@@ -135,7 +94,6 @@ def observe(job: Job, state: State) -> Progress:
     latest = [(trial.trial, trial.reports[-1]) for trial in state.running() if trial.reports]
     return Progress(
         job=job,
-        stages=tuple(_stage(job, state, stage) for stage in range(len(job.stages))),
         best=None if best is None or found is None or found.value is None else (best.trial, found),
         batch_sizes=tuple(report.batches[-1].batch_size for _, report in latest if report.batches),
         balances=tuple((trial, report.balance) for trial, report in latest if report.balance is not None),
@@ -167,62 +125,6 @@ def _copy_of_lane(lane: LaneState, trials: Sequence[TrialState], records: Mappin
     copy.runners = RunningTrials(trials[trial.trial] for trial in lane.running())
     copy.waiters = WaitingTrials(trials[trial.trial] for trial in lane.queued())
     return copy
-
-
-def _stage(job: Job, state: State, index: int) -> StageProgress:
-    stage, chosen, predicted = job.stages[index], state.plan.stages[index], state.predicted[index]
-    bracket, record = job.bracket_of(index), state.record_of(index)
-    lane = state.lanes[bracket.lane]
-    trials = record.trials if record else ()
-    before = job.iterations_by(index) - stage.iterations
-    over = record is not None and (record.ended_at is not None or state.course == "finished")
-    count = _trials(state, record) if record else Counter[str]()
-    instances = 0 if record is None else record.widest if over else len(lane.held.live)
-    started_at = record.started_at if record else None
-    ended_at = None if record is None or not over else state.ended_at if record.ended_at is None else record.ended_at
-
-    def spent_usd(at: float | None) -> float | None:
-        if at is None:
-            return None
-        return lane_bill_usd(lane, at) if job.is_divided else bill_usd(state, at)
-
-    return StageProgress(
-        stage=index,
-        bracket=bracket.bracket if job.is_divided else None,
-        rung=index - bracket.first_stage,
-        phase="planned" if record is None else "done" if over else "current",
-        running=count["running"],
-        queued=count["queued"] if record else stage.trials,
-        done=count["done"],
-        failed=count["failed"],
-        iterations_done=sum(min(max(state.trials[t].iterations - before, 0), stage.iterations) for t in trials),
-        iterations=expected_iterations(state)
-        if not stage.has_sync
-        else stage.iterations * (len(trials) or stage.trials) - _unneeded(state, trials, before, stage.iterations),
-        instances=instances,
-        planned_instances=chosen.instances,
-        gpus_per_trial=chosen.gpus_per_trial,
-        started_s=None if started_at is None else started_at - state.started_at,
-        ended_s=None if ended_at is None else ended_at - state.started_at,
-        planned_s=predicted.provisioning_s + predicted.duration_s,
-        before_usd=(spent_usd(started_at) or 0.0) if index else 0.0,
-        ended_usd=spent_usd(ended_at),
-    )
-
-
-def _unneeded(state: State, trials: Sequence[int], before: int, iterations: int) -> int:
-    """Return the iterations of a stage that trials leave out which ended by themselves, or which the user stopped."""
-    over = [trial for trial in map(state.trials.__getitem__, trials) if trial.ended or trial.stopped_at is not None]
-    return sum(max(0, before + iterations - max(before, trial.iterations)) for trial in over)
-
-
-def _trials(state: State, record: StageRecord) -> Counter[str]:
-    """Count the stage's trials that run, wait, are done and have failed."""
-    if record.ended_at is not None and not state.history.of(Promotion):
-        failed = sum(state.trials[trial].status is TrialStatus.FAILED for trial in record.trials)
-        return Counter(done=len(record.trials) - failed, failed=failed)
-    names = {TrialStatus.RUNNING: "running", TrialStatus.QUEUED: "queued", TrialStatus.FAILED: "failed"}
-    return Counter(names.get(state.trials[trial].status, "done") for trial in record.trials)
 
 
 REFRESHES_PER_S = 4.0
@@ -333,102 +235,53 @@ class TerminalView:
         if progress is None:
             return Text(f"{self._job.name}: starting")
         now = self._clock()
-        lines = Table.grid(Column(no_wrap=True), Column())
-        for line in summary(progress, now, is_rehearsal=self._is_rehearsal):
-            lines.add_row(line[:_LABEL], line[_LABEL:])
-        return Group(lines, stage_table(progress, now, self._console.width))
+        lines, tables = shown(progress, now, is_rehearsal=self._is_rehearsal)
+        styles = () if progress.best is None else ("bold green",)
+        return Group(*drawn(lines, tables, styles, width=self._console.width))
 
 
-_LABEL = len("time      ")
-"""Letters of a label in `summary`, with its blanks."""
+def shown(progress: Progress, now: float, *, is_rehearsal: bool = False) -> tuple[list[str], list[TextTable]]:
+    """Return the lines and the table of a run, as `rubberband status` shows them."""
+    lines = summary(progress, now, is_rehearsal=is_rehearsal)
+    return localised(lines, [stage_table(progress.stages(now))], unit=progress.job.offer.unit)
 
 
-def stage_table(progress: Progress, now: float, width: int) -> Table:
-    """Return a row for each stage: its trials, instances and cost, against the plan; fits 80 columns and more."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1 if width >= 100 else 0), pad_edge=False, collapse_padding=True)
-    for name in ("stage", "run", "wait", "done", "fail"):
-        table.add_column(name, justify="right")
-    table.add_column("iterations", no_wrap=True)
-    for name in ("inst.\n/plan", f"{progress.job.offer.place}s\n/trial", progress.job.offer.unit):
-        table.add_column(name, justify="right")
-    table.add_column("time", justify="right", no_wrap=True)
-    table.add_column("plan", justify="right", no_wrap=True, style="dim")
-    decimals = usd_decimals(max(progress.spent_usd(now), progress.expected(now).cost_usd))
-    for stage in progress.stages:
-        table.add_row(*_row(progress, stage, now, decimals), style=_STYLES[stage.phase])
-    return table
-
-
-_STYLES = {"done": "", "current": "bold", "planned": "dim"}
-
-
-def _row(progress: Progress, stage: StageProgress, now: float, decimals: int) -> list[Text | Table]:
-    *counts, failed, _, held, gpus, spent, time, planned = stage_cells(progress, stage, now, decimals)
-    rest = [Text(cell) for cell in (held, gpus, spent, time, planned)]
-    return [*(Text(cell) for cell in counts), Text(failed, style="red"), _bar(stage), *rest]
-
-
-def stage_cells(progress: Progress, stage: StageProgress, now: float, decimals: int) -> list[str]:
-    """Return the cells of a stage's row, in the order of the columns of `stage_table`."""
-    begun = stage.started_s is not None
-    spent = time = ""
-    if stage.started_s is not None:
-        ended_usd = progress.stage_usd(stage, now) if stage.ended_usd is None else stage.ended_usd
-        ended_s = progress.elapsed_s(now) if stage.ended_s is None else stage.ended_s
-        spent = usd(ended_usd - stage.before_usd, decimals)
-        time = duration(max(0.0, ended_s - stage.started_s))
-    counts = [str(count or "") for count in (stage.running, stage.queued, stage.done, stage.failed)]
-    held = f"{stage.instances if begun else '-'}/{stage.planned_instances}"
-    done = f"{stage.iterations_done}/{stage.iterations}"
-    gpus = gpus_each(stage.gpus_per_trial, progress.job.offer.trials_per_gpu)
-    return [stage.name, *counts, done, held, gpus, spent, time, duration(stage.planned_s)]
-
-
-def _bar(stage: StageProgress) -> Table:
-    grid = Table.grid(padding=(0, 1))
-    done, total = stage.iterations_done, stage.iterations
-    bar = ProgressBar(max(1, total), done, width=6, complete_style="cyan", finished_style="green")
-    grid.add_row(bar, Text(f"{done}/{total}"))
-    return grid
-
-
-def summary(progress: Progress, now: float, *, is_rehearsal: bool = False) -> list[Text]:
-    """Return the lines of `rubberband status`: the best so far, time and cost against the limits, and the cloud."""
+def summary(progress: Progress, now: float, *, is_rehearsal: bool = False) -> list[str]:
+    """Return the best so far, time and cost against the limits, and use of the cloud, the batch and the workers."""
     job, expected = progress.job, progress.expected(now)
-    decimals = usd_decimals(max(progress.spent_usd(now), expected.cost_usd))
     elapsed_s, spent_usd = progress.elapsed_s(now), progress.spent_usd(now)
-    within = "" if job.deadline_s is None else f", deadline {local_times(job.deadline, now)}"
-    cap = "" if job.max_cost_usd is None else f" of {usd(job.max_cost_usd)}"
-    cap += f" {job.offer.unit}" + (" (max_cost)" if cap else "")
+    is_over = progress.phase in (Phase.ENDING, Phase.FINISHED)
+    at = None if is_rehearsal else progress.state.started_at + expected.jct_s
     lines = []
     if progress.best is not None:
         trial, found = progress.best
-        text = f"best      {job.metric}={number(found.value or 0.0)} (trial {trial}{found.note})"
-        lines.append(Text(text, style="bold green"))
-    time = Text(f"time      {duration(elapsed_s)}{within}")
-    cost = Text(f"cost      {usd(spent_usd, decimals)}{cap}")
-    if progress.phase not in (Phase.ENDING, Phase.FINISHED):
-        at = None if is_rehearsal else progress.state.started_at + expected.jct_s
-        time.append(f"; {ends(at, expected.jct_s - elapsed_s)}")
-        if job.deadline_s is not None:
-            spare_s = job.deadline_s - expected.jct_s
-            verdict = f", {duration(abs(spare_s))} {'to spare' if spare_s >= 0 else 'late'}"
-            time.append(verdict, style="green" if spare_s >= 0 else "red")
-        cost.append(f"; forecast {usd(max(expected.cost_usd, spent_usd), decimals)}")
-    time.append(f"; planned {duration(job.prediction.jct_s)}")
-    cost.append(f"; planned {usd(job.prediction.cost_usd, decimals)}")
-    lines += [time, cost]
+        lines.append(f"best      {job.metric}={number(found.value or 0.0)} (trial {trial}{found.note})")
+    lines += [
+        time_line(
+            elapsed_s,
+            deadline=job.deadline or None,
+            end="" if is_over else ends(at, expected.jct_s - elapsed_s),
+            slack_s=None if is_over or job.deadline_s is None else job.deadline_s - expected.jct_s,
+            planned_s=job.prediction.jct_s,
+        ),
+        cost_line(
+            spent_usd,
+            max_cost_usd=job.max_cost_usd,
+            forecast_usd=None if is_over else max(expected.cost_usd, spent_usd),
+            planned_usd=job.prediction.cost_usd,
+        ),
+    ]
     if bought := _bought(progress.state):
-        lines.append(Text(f"cloud     {bought}"))
+        lines.append(f"cloud     {bought}")
     if progress.batch_sizes:
-        lines.append(Text(f"batch     {_range(progress.batch_sizes)}"))
+        lines.append(f"batch     {_range(progress.batch_sizes)}")
     if progress.balances:
         trial, use = max(progress.balances, key=lambda one: one[1].saved)
         more = f"; {counted(len(progress.balances) - 1, 'more trial')}" if len(progress.balances) > 1 else ""
-        lines.append(Text(f"workers   trial {trial}: {unequal(use)}{more}"))
+        lines.append(f"workers   trial {trial}: {unequal(use)}{more}")
     if progress.updates:
         trial, made = max(progress.updates, key=lambda one: one[1].updates_per_s)
-        lines.append(Text(f"updates   trial {trial}: {update_line(made)}"))
+        lines.append(f"updates   trial {trial}: {update_line(made)}")
     return lines
 
 
@@ -456,10 +309,6 @@ def stamped(line: str, controller: Controller) -> str:
 
 REFRESH_S = 1.0
 _MOST_LINES = 8
-_HEADER = (
-    *("stage", "running", "waiting", "done", "failed", "iterations", "instances / plan"),
-    *("GPUs per trial", "USD", "time", "plan"),
-)
 Show = Callable[[str], Callable[[str], None]]
 """Shows HTML, and returns the function that replaces it."""
 
@@ -531,9 +380,7 @@ class NotebookView:
 
 def progress_html(progress: Progress, now: float, said: tuple[str, ...] = (), *, is_rehearsal: bool = False) -> str:
     """Return the stages, time and cost, and the latest lines."""
-    decimals = usd_decimals(max(progress.spent_usd(now), progress.expected(now).cost_usd))
-    rows = [stage_cells(progress, stage, now, decimals) for stage in progress.stages]
-    lines = [line.plain for line in summary(progress, now, is_rehearsal=is_rehearsal)]
-    offer = progress.job.offer
-    header = [in_unit(name.replace("GPU", offer.place), offer.unit) for name in _HEADER]
-    return markup.card(progress.job.name, markup.lines(lines), markup.table(header, rows), markup.lines(said))
+    lines, (table,) = shown(progress, now, is_rehearsal=is_rehearsal)
+    return markup.card(
+        progress.job.name, markup.lines(lines), markup.table(table.header, table.rows), markup.lines(said)
+    )
