@@ -323,7 +323,26 @@ def test_the_text_stays_in_the_tab_alone_and_files_are_opened(browser: Any, addr
         expect(page.locator("#at-plan"), "the plan is marked, however late plotly comes").to_be_visible()
         assert page.evaluate("localStorage.length") == 0
     with visiting(browser, address) as visit:
-        expect(visit.open("/plan").get_by_label("Experiment file")).to_have_value("")
+        expect(visit.open("/plan").get_by_label("Experiment file")).not_to_have_value(re.compile("words"))
+
+
+def test_an_empty_editor_has_an_example_which_a_paste_replaces(browser: Any, address: str) -> None:
+    with visiting(browser, address) as visit:
+        page = visit.open("/plan")
+        field = page.get_by_label("Experiment file")
+        expect(field).to_have_value(re.compile("name: digits"))
+        expect(page.locator("#hello"), "nothing is planned before it is asked for").to_be_visible()
+        field.focus()
+        page.wait_for_function("() => getSelection().toString().includes('name: digits')")
+        page.keyboard.insert_text("name: mine")
+        expect(field).to_have_value("name: mine")
+        page.reload()
+        expect(field).to_have_value("name: mine")
+        page.evaluate("sessionStorage.clear()")
+        page.goto(f"{address}/plan")
+        expect(field).to_have_value(re.compile("name: digits"))
+        page.get_by_role("button", name="Preview").click()
+        expect(page.locator("#headline .badge")).to_have_text("within the limits")
 
 
 @pytest.mark.long

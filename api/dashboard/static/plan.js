@@ -261,4 +261,4 @@ byId("link").addEventListener("click", async () => {
 });
 window.addEventListener("hashchange", follow_link);
 byId("preview").disabled = false;
-if (!await follow_link() && editor.text.trim() && document.activeElement !== byId("file")) begin();
+if (!await follow_link() && !editor.is_example && document.activeElement !== byId("file")) begin();

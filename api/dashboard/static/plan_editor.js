@@ -18,6 +18,8 @@ export class Editor {
     // What was typed before this script came, or came with the page, stays.
     if (this.text) this.keep();
     this.field.value ||= sessionStorage.getItem(KEPT) ?? "";
+    this.is_example = !this.field.value;
+    if (this.is_example) this.offer();
     if (window.location.search) history.replaceState(null, "", window.location.pathname);
     this.listen();
     this.number();
@@ -25,6 +27,13 @@ export class Editor {
 
   get text() {
     return this.field.value;
+  }
+
+  // An empty editor has an example in it. Whoever comes to paste a file pastes over it.
+  offer() {
+    this.field.value = EXAMPLES.digits;
+    const select = () => this.field.value === EXAMPLES.digits && this.field.select();
+    this.field.addEventListener("focus", () => setTimeout(select), { once: true });
   }
 
   set(text) {
