@@ -59,8 +59,11 @@
   const controls = "a[href], button, input:not([type=hidden]), select, textarea, summary, [role=button], [role=slider], [role=img], img";
   for (const element of document.querySelectorAll(controls)) if (seen(element) && !hidden(element) && !name(element)) note("name", element);
   for (const element of document.querySelectorAll("[role=region], nav, dialog[open]")) if (seen(element) && !name(element)) note("region's name", element);
-  const navs = [...document.querySelectorAll("nav")].filter(seen).map(name);
-  if (new Set(navs).size < navs.length) note("two landmarks of one name", document.body, navs.join(", "));
+  const role = (element) => element.getAttribute("role") || { SECTION: "region", NAV: "navigation" }[element.tagName] || element.tagName;
+  const landmarks = [...document.querySelectorAll("nav, form[aria-label], aside, [role=region], section[aria-label], section[aria-labelledby]")];
+  const named = landmarks.filter(seen).map((element) => `${role(element)} ${name(element)}`);
+  const twice = named.filter((one, at) => named.indexOf(one) !== at);
+  if (twice.length) note("two landmarks of one name", document.body, twice.join(", "));
 
   // References and ids.
   const ids = all.map((element) => element.id).filter(Boolean);

@@ -490,6 +490,7 @@ PAGES = {
     "experiment": "/experiments/still",
     "trial": "/experiments/still/trials/2",
     "compare": "/compare?name=still&name=asked",
+    "report": "/experiments/still/report",
     "docs": "/docs",
     "login": "/login",
 }
@@ -505,6 +506,7 @@ DRAWN = {"experiment": ("curves", "spend", "allocation", "parallel", "slices", "
         ("<h4>too deep</h4>", "heading's order"),
         ("<div style='overflow: auto; width: 50px'><p style='width: 500px'>wide</p></div>", "scrolled, not reached"),
         ("<p aria-labelledby='gone'>x</p>", "aria-labelledby of nothing"),
+        ("<section aria-label='x'>a</section><div role='region' aria-label='x'>b</div>", "two landmarks of one name"),
     ],
 )
 def test_a_broken_rule_is_found(browser: Any, home: Home, wrong: str, rule: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rubberband.api.plans.previews import Plans
+from tests.builders.accessibility import faults
 from tests.builders.browser import Visit, expect, visiting
 from tests.builders.dashboard_site import service
 from tests.builders.waiting import eventually
@@ -60,6 +61,8 @@ def test_a_preview_fits_desks_and_phones(browser: Any, address: str, phone: bool
         expect(page.locator("#headline")).to_contain_text("1m9s and 0.6467 USD")
         expect(page.get_by_role("table", name="The plan by stage").get_by_role("row")).to_have_count(6)
         expect(page.get_by_role("table", name="Options")).to_contain_text("fixed cluster of the best size")
+        page.locator("#rests > summary").click()
+        assert faults(page) == []
         assert visit.overflow_px() <= 0
         visit.shot(f"plan-{'phone' if phone else 'desk'}-{'dark' if dark else 'light'}")
 

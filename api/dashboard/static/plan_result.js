@@ -206,6 +206,6 @@ function assumptions(known) {
   const rows = known.map((one) => [one.name, one.value, one.basis, one.change,
     signed(one.effect_usd, usd(Math.abs(one.effect_usd))), signed(one.effect_s, duration(Math.abs(one.effect_s))),
     one.p_kept === 1 ? "yes" : one.p_kept === 0 ? "no" : percent(one.p_kept)]);
-  return table("Assumptions", [["", "words"], ["assumed", "words"], ["source", "words"], ["if it is", "words"],
+  return table("Assumptions", [["assumption", "words"], ["assumed", "words"], ["source", "words"], ["if it is", "words"],
     ["cost (USD)", ""], ["time", ""], ["limits kept", ""]], rows);
 }

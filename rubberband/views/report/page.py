@@ -309,7 +309,7 @@ def chart_section(name: str, title: str, note: str, drawn: Mapping[str, Any]) ->
     meta = layout.get("meta", {})
     least_px, note = meta.get("least_width_px", 0), html.escape(meta["note"]) if "note" in meta else note
     return (
-        f'<section><h2>{title}</h2><p class="note">{note}</p><div class="wide">'
+        f'<section><h2>{title}</h2><p class="note">{note}</p>{_wide(title)}'
         f'<div class="chart" id="{name}" style="height:{layout["height"]}px;min-width:{least_px}px"></div>'
         "</div></section>"
     )
@@ -323,15 +323,23 @@ def table_section(table: TextTable, sortable: bool = False, trials_at: str = "")
     """Return a section with a table; empty if it has no rows. Trials lead to their pages, below `trials_at`."""
     if not table.rows:
         return ""
-    head = "".join(f"<th{_kind(table, i)}>{html.escape(cell)}</th>" for i, cell in enumerate(table.header))
+    head = "".join(
+        f"<th{_kind(table, i)}>{html.escape(cell)}</th>" if cell else "<td></td>" for i, cell in enumerate(table.header)
+    )
     rows = "".join(f"<tr>{_cells(table, row, trials_at)}</tr>" for row in table.rows)
     total = f"<tfoot><tr>{_cells(table, table.total)}</tr></tfoot>" if table.total else ""
     notes = "".join(f'<p class="note">{timed(note)}</p>' for note in table.notes)
     kind = ' class="sortable"' if sortable else ' class="aside"' if len(table.rows) > _FEW_ROWS else ""
+    title = html.escape(table.title)
     return (
-        f'<section><h2>{html.escape(table.title)}</h2><div class="wide"><table{kind}><thead><tr>{head}</tr></thead>'
+        f"<section><h2>{title}</h2>{_wide(title)}<table{kind}><thead><tr>{head}</tr></thead>"
         f"<tbody>{rows}</tbody>{total}</table></div>{notes}</section>"
     )
+
+
+def _wide(title: str) -> str:
+    """Return the begin of an element that scrolls sideways, which a keyboard reaches."""
+    return f'<div class="wide" tabindex="0" role="region" aria-label="{title}">'
 
 
 def _cells(table: TextTable, row: tuple[str, ...], trials_at: str = "") -> str:
@@ -366,4 +374,4 @@ def _paid(result: Result) -> str:
         f'<li><i class="part{index}"></i>{name} {percent} %</li>' for index, (name, percent) in enumerate(parts)
     )
     shown = f'<div class="paid">{bar}</div><ul class="key">{key}</ul>'
-    return table_section(table).replace('<div class="wide">', f'{shown}<div class="wide">', 1)
+    return table_section(table).replace(begin := _wide(table.title), f"{shown}{begin}", 1)
