@@ -14,8 +14,14 @@ from typing import Any
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 100, 16, 44, 80
 ROW, GAP = 13, 12
-STAGE_COLOURS = ("#9fc5e8", "#6fa8dc", "#3d85c6", "#1c5d99", "#0b3a66")
-WINNER, STARTING, IDLE, INK, PAPER = "#e8710a", "#e8d9a8", "#e4e6ea", "#1f2933", "#ffffff"
+STAGE_COLOURS = ("var(--s0)", "var(--s1)", "var(--s2)", "var(--s3)", "var(--s4)")
+WINNER, STARTING, IDLE, INK, FAINT = "#e8710a", "var(--starting)", "var(--idle)", "var(--ink)", "var(--faint)"
+STYLE = """<style>
+svg { --s0: #9fc5e8; --s1: #6fa8dc; --s2: #3d85c6; --s3: #1c5d99; --s4: #0b3a66; --starting: #e8d9a8; --idle: #e4e6ea;
+  --ink: #1f2933; --faint: #6b7280; --paper: #ffffff; }
+@media (prefers-color-scheme: dark) { svg { --s0: #cfe2f3; --s1: #9fc5e8; --s2: #6fa8dc; --s3: #3d85c6; --s4: #2a6aa8;
+  --starting: #7a6a3a; --idle: #353b45; --ink: #e6e8eb; --faint: #a3acb8; --paper: #1b1f26; } }
+</style>"""
 Report = Mapping[str, Any]
 
 
@@ -31,13 +37,14 @@ class Figure:
         self.height = TOP + len(self.instances) * self.block + BOTTOM
 
     def svg(self) -> str:
-        """Return the picture, on a white card so that it is readable on a dark page."""
+        """Return the picture, on a card of its own, light or dark as the reader's system is."""
         what = f"{len(self.instances)} instances of {self.gpus} GPUs, released as trials are stopped"
         return "\n".join(
             [
                 f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" role="img" '
                 f'font-family="system-ui, sans-serif" font-size="13" fill="{INK}"><title>{escape(what)}</title>',
-                f'<rect width="{WIDTH}" height="{self.height}" rx="8" fill="{PAPER}"/>',
+                STYLE,
+                f'<rect width="{WIDTH}" height="{self.height}" rx="8" fill="var(--paper)"/>',
                 *self._held(),
                 *self._busy(),
                 *self._syncs(),
@@ -64,7 +71,7 @@ class Figure:
             yield self._bar(one["ready_s"], one["ended_s"], y, height, IDLE)
             yield _text(LEFT - 10, y + height / 2 + 4, f"instance {len(self.instances) - index}", "end")
             if one["ended_s"] < 0.95 * self.end_s:
-                yield _text(self._x(one["ended_s"]) + 8, y + height / 2 + 4, "released", "start", "#6b7280")
+                yield _text(self._x(one["ended_s"]) + 8, y + height / 2 + 4, "released", "start", FAINT)
 
     def _busy(self) -> Iterator[str]:
         rows = {one["instance"]: index for index, one in enumerate(self.instances)}
@@ -77,7 +84,7 @@ class Figure:
 
     def _syncs(self) -> Iterator[str]:
         bottom = self._y(len(self.instances)) - GAP + 4
-        yield _text(LEFT - 10, TOP - 16, "trials x GPUs", "end", "#6b7280")
+        yield _text(LEFT - 10, TOP - 16, "trials x GPUs", "end", FAINT)
         for stage in self.report["stages"]:
             if stage["stage"]:
                 x = self._x(stage["start_s"])
@@ -93,7 +100,7 @@ class Figure:
 
     def _axis(self) -> Iterator[str]:
         for at_s in range(0, int(self.end_s) + 1, 10):
-            yield _text(self._x(at_s), self.height - BOTTOM + 36, f"{at_s} s", "middle", "#6b7280")
+            yield _text(self._x(at_s), self.height - BOTTOM + 36, f"{at_s} s", "middle", FAINT)
 
     def _legend(self) -> Iterator[str]:
         words = {
