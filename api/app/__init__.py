@@ -18,8 +18,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import rubberband
-from rubberband.api import dashboard
-from rubberband.api.dashboard import compare, experiment, pool, problem_page, wants_page
+from rubberband.api.dashboard import compare, experiment, form, frame, listing, pool, reference, signing_in
+from rubberband.api.dashboard.frame import problem_page, wants_page
 from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.plans.previews import Plans
 from rubberband.api.problems import (
@@ -59,7 +59,11 @@ _ROUTERS = (
     experiment.router,
     compare.router,
     pool.router,
-    dashboard.router,
+    frame.router,
+    listing.router,
+    form.router,
+    reference.router,
+    signing_in.router,
 )
 
 

@@ -13,8 +13,10 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from markupsafe import Markup
 
-from rubberband.api.dashboard import badge, file_words, render
 from rubberband.api.dashboard.experiment import result_of
+from rubberband.api.dashboard.form import file_words
+from rubberband.api.dashboard.frame import render
+from rubberband.api.dashboard.listing import badge
 from rubberband.api.dashboard.trials_table import whole
 from rubberband.api.routes import NAME_PATTERN, Reader, Service, Serving
 from rubberband.executor.result.parts import StageResult

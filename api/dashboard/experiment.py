@@ -16,8 +16,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
-from rubberband.api.dashboard import badge, frame_of, render, tag_links, zipped
 from rubberband.api.dashboard import experiment_texts as texts
+from rubberband.api.dashboard.frame import frame_of, render, zipped
+from rubberband.api.dashboard.listing import badge, tag_links
 from rubberband.api.dashboard.trials_table import Asked, Trials, selected, table_page, whole
 from rubberband.api.problems import NOT_FOUND, HttpProblem
 from rubberband.api.routes import Known, Reader, Service, Serving

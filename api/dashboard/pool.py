@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from markupsafe import Markup
 
-from rubberband.api.dashboard import render
+from rubberband.api.dashboard.frame import render
 from rubberband.api.experiments.admission import Admission
 from rubberband.api.routes import Reader, Service, Serving
 from rubberband.api.routes.service import pool_view

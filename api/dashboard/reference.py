@@ -1,4 +1,4 @@
-"""Rows of the page of the REST API, from the OpenAPI document. Pure."""
+"""The page of the REST API, from the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
 from markupsafe import Markup, escape
+
+from rubberband.api.dashboard.frame import prose, render
+from rubberband.api.routes import Reader
 
 Words = Mapping[str, Any]
 _BODIES = ("application/yaml", "application/json")
@@ -101,13 +106,6 @@ def schemas(document: Words) -> list[Schema]:
         )
         for name, words in sorted(document["components"]["schemas"].items())
     ]
-
-
-def prose(text: str) -> Markup:
-    """Return a description, escaped, with its code and paragraphs marked."""
-    paragraphs = re.split(r"\n\s*\n", text.strip())
-    coded = (re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(one.replace("\n", " ")))) for one in paragraphs)
-    return Markup("".join(f"<p>{one}</p>" for one in coded if one))
 
 
 def type_of(words: Words) -> Markup:
@@ -220,3 +218,14 @@ def _command(url: str, method: str, words: Words, *, is_open: bool) -> str:
 
 def _json(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
+
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/docs")
+def docs(request: Request, _reader: Reader) -> Response:
+    """The REST API, as /openapi.json describes it."""
+    document = request.app.openapi()
+    found = groups(document, str(request.base_url).rstrip("/"))
+    return render(request, "docs.html", info=document["info"], groups=found, schemas=schemas(document))

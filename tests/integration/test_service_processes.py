@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.api.dashboard import row as listed
 from rubberband.api.dashboard.experiment_texts import sentence
+from rubberband.api.dashboard.listing import row as listed
 from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.problems import HttpProblem
 from rubberband.api.store import open_store

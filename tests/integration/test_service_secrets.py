@@ -13,7 +13,7 @@ import pytest
 from fastapi.routing import iter_route_contexts
 
 from rubberband.api.app import create_app
-from rubberband.api.dashboard import asset_names
+from rubberband.api.dashboard.frame import asset_names
 from rubberband.api.settings import Settings
 from rubberband.api.store import open_store
 from rubberband.client.client import Client

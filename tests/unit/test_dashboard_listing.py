@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from rubberband.api.body import read_experiment
-from rubberband.api.dashboard import CHOICES, Row, ago, counted_choices, file_of, row
 from rubberband.api.dashboard.compare import Compared, configurations_of, curves_of, figures_of, settings_of
 from rubberband.api.dashboard.experiment import facts
 from rubberband.api.dashboard.experiment_texts import sentence
+from rubberband.api.dashboard.form import file_of
+from rubberband.api.dashboard.frame import ago
+from rubberband.api.dashboard.listing import CHOICES, Row, counted_choices, row
 from rubberband.executor import DecisionResult, Result
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState

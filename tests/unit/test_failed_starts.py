@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from rubberband.api.dashboard import row
 from rubberband.api.dashboard.experiment_texts import sentence
+from rubberband.api.dashboard.listing import row
 from rubberband.cli import app
 from rubberband.cloud.virtual import InstanceFaults
 from rubberband.executor import (

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.api.dashboard import row
 from rubberband.api.dashboard.list_groups import groups_of
+from rubberband.api.dashboard.listing import row
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Labels, Submission, Summary
 from tests.builders.fake_runs import FakeService

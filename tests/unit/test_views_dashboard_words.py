@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from rubberband.api.dashboard import badge, trials_table
+from rubberband.api.dashboard import trials_table
 from rubberband.api.dashboard.experiment_texts import cards, sentence, stage_rows, troubles
+from rubberband.api.dashboard.listing import badge
 from rubberband.api.dashboard.trials_table import PAGE_SIZE, Asked, TrialTable, table_page
 from rubberband.executor import Result
 from rubberband.states import ExperimentState
