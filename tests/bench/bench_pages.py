@@ -4,7 +4,7 @@ Run: python -m tests.bench.bench_pages [TRIALS ...] (60, 2000 and 20000 without)
 finished and half done, by a process of its own, and opens their pages in Chromium. Prints figures and asserts none:
 `page_kb` and `all_kb` were sent for the page and for all of it, `paint_s` is the first paint, `charts_s` the time until
 the charts in view are drawn, `longest_s` the longest task, `walked_s` the same after a walk to the end of it, then
-`shift` (of the layout) and `nodes`. `cpu_s` is the server's CPU time for one look of a page that is open.
+`shift` (of the layout), `nodes`, and `page_mb`, the memory that the page's process has to itself. `cpu_s` is the server's CPU time for one look of a page that is open.
 """
 
 from __future__ import annotations
@@ -83,8 +83,15 @@ def looked(browser: Any, address: str, name: str) -> dict[str, float]:
         page.wait_for_timeout(400)
     found |= {"walked_s": page.evaluate("seen.longest") / 1e3, "shift": page.evaluate("seen.shift")}
     found |= {"nodes": page.evaluate(_NODES), "all_kb": sum(sent.values()) / 1e3}
+    found |= {"page_mb": _memory_mb()}
     context.close()
     return found
+
+
+def _memory_mb() -> float:
+    """Memory that the largest process of a page has to itself."""
+    pages = [one for one in psutil.Process().children(recursive=True) if "--type=renderer" in one.cmdline()]
+    return max(one.memory_full_info().uss for one in pages) / 1e6
 
 
 def cpu_per_look_s(address: str, name: str, pid: int) -> float:
