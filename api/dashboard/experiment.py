@@ -184,7 +184,7 @@ def experiment_page(request: Request, service: Serving, _reader: Reader, experim
     """Page of an experiment."""
     after = service.store.last_feed_id()
     values = _shown(service, experiment, result_of(service, experiment), asked)
-    return render(request, "experiment.html", **values, after=after, unit=experiment.summary.unit)
+    return render(request, "experiment.html", **values, after=after, known=CHARTS, unit=experiment.summary.unit)
 
 
 @router.get("/fragments/experiments/{name}")

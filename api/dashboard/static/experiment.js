@@ -1,35 +1,50 @@
 // One experiment's page.
-import { keep, kept } from "./address.js";
 import { offerCopies } from "./browser.js";
 import { offerActions } from "./experiment_actions.js";
 import { redraw } from "./experiment_charts.js";
-import { CHOICES } from "./experiment_curves.js";
 import { followFigures } from "./experiment_figures.js";
-import { choice, offerChoice } from "./experiment_choice.js";
+import { choice, offerChoice, showChoice, table, turnTo } from "./experiment_choice.js";
 import { markJumps } from "./experiment_jumps.js";
 import { offerGrowth } from "./experiment_growth.js";
 import { offerLabels } from "./experiment_labels.js";
 import { followLog } from "./experiment_log.js";
+import { carry } from "./experiment_settings.js";
+import { offerView } from "./experiment_view.js";
 import { watch } from "./experiment_watch.js";
 import { offerNotices } from "./notify.js";
 
 const live = document.getElementById("live");
 const { name } = live.dataset;
+offerView(live, redraw); // first: what is hidden is not asked for
 const log = followLog(name);
 const { acted, fragment } = watch(live, followFigures(live), log.more);
+
+let shown = table();
+let drawn = choice();
 
 // Sorting and filtering are addresses; with a script only the part that changes is fetched.
 function turn(event) {
   const link = event.target.closest("a[data-part]");
   if (!link || event.metaKey || event.ctrlKey || event.shiftKey) return;
   event.preventDefault();
-  const before = choice();
-  const chosen = Object.fromEntries(CHOICES.map((name) => [name, kept().get(name)]));
-  history.replaceState(null, "", new URL(link.getAttribute("href"), window.location.href).pathname + link.search);
-  keep(chosen);
-  fragment().then(() => { if (choice() !== before) live.dispatchEvent(new Event("chosen")); });
+  turnTo(link);
+  follow();
+}
+
+// The page as its address has it now.
+function follow() {
+  const isOther = drawn !== choice();
+  [shown, drawn] = [table(), choice()];
+  fragment().then(() => { if (isOther) live.dispatchEvent(new Event("chosen")); });
   redraw("parallel"); // its ranges may have gone
 }
+
+addEventListener("popstate", () => {
+  if (table() === shown) return; // another place of the page
+  carry();
+  showChoice(live);
+  follow();
+});
 
 // On a phone the stages lie side by side: the current one comes first.
 function toCurrentStage() {
@@ -38,9 +53,8 @@ function toCurrentStage() {
 }
 
 live.addEventListener("click", turn);
-const choose = () => fragment().then(() => live.dispatchEvent(new Event("chosen")));
-live.addEventListener("brushed", choose);
-offerChoice(live, choose);
+live.addEventListener("brushed", follow);
+offerChoice(live, follow);
 toCurrentStage();
 markJumps(live);
 offerGrowth(live, redraw);

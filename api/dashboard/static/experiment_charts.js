@@ -3,9 +3,9 @@ import { draw, narrow, save } from "./charts.js";
 import { make } from "./dom.js";
 import { offerViews, viewed } from "./experiment_curves.js";
 import { COMPARING, offerIterations } from "./experiment_choice.js";
+import { passOver, set, setting } from "./experiment_settings.js";
 import { brushed, overlay } from "./experiment_parallel.js";
 
-const chosen = new Map(); // chart -> number of the pressed button
 const switchable = new Map(); // chart -> its latest figure
 
 export async function showFigures(figures) {
@@ -21,6 +21,7 @@ function offerPairs(section, { parameters, chosen: [x, y] }) {
     const pair = axis === "x" ? { x: value, y: rest } : { x: rest, y: value };
     section.dispatchEvent(new CustomEvent("pair", { bubbles: true, detail: pair }));
   };
+  for (const axis of ["x", "y"]) if (setting(axis) && !parameters.some(([name]) => name === setting(axis))) passOver(axis);
   const select = (axis, value) => make("label", { class: "field" }, axis,
     make("select", { name: axis, onchange: (event) => choose(axis, event.target.value) },
       ...parameters.map(([name, text]) => make("option", { value: name, selected: name === value }, text))));
@@ -94,24 +95,29 @@ function switched(name, section, figure) {
   if (!updatemenus) return { data: figure.data, layout: { uirevision: name, ...layout } };
   const buttons = updatemenus[0].buttons;
   const tools = section.querySelector(".tools");
-  if (!tools.childElementCount) tools.append(choices(name, buttons));
-  const [data, changes] = buttons[chosen.get(name) ?? 0].args;
+  const asked = buttons.findIndex(({ label }) => axisOf(label) === setting(name));
+  if (asked < 0 && setting(name)) passOver(name);
+  const pressed = Math.max(0, asked);
+  if (!tools.childElementCount) tools.append(choices(name, buttons, pressed));
+  const [data, changes] = buttons[pressed].args;
   const traces = figure.data.map((trace, at) => {
     const own = Object.entries(data).map(([key, values]) => [key, values[at % values.length]]);
     return { ...trace, ...Object.fromEntries(own) };
   });
   const axis = { ...layout.xaxis, title: { text: changes["xaxis.title.text"] }, dtick: changes["xaxis.dtick"] };
   const margin = { ...layout.margin, t: 16 };
-  return { data: traces, layout: { ...layout, margin, xaxis: axis, uirevision: `${name} ${chosen.get(name) ?? 0}` } };
+  return { data: traces, layout: { ...layout, margin, xaxis: axis, uirevision: `${name} ${pressed}` } };
 }
 
-function choices(name, buttons) {
+const axisOf = (label) => label.replace(/^over /, "");
+
+function choices(name, buttons, pressed) {
   const choose = (event) => {
-    chosen.set(name, Number(event.target.value));
+    set({ [name]: axisOf(buttons[event.target.value].label) });
     showFigure(name, switchable.get(name));
   };
   const radios = buttons.map(({ label }, at) => make("label", {},
-    make("input", { type: "radio", name: `x-${name}`, value: at, checked: at === 0, onchange: choose }),
+    make("input", { type: "radio", name: `x-${name}`, value: at, checked: at === pressed, onchange: choose }),
     make("span", {}, label)));
   return make("fieldset", { class: "switch" }, make("legend", { class: "unseen" }, "Horizontal axis"), ...radios);
 }

@@ -1,22 +1,21 @@
-// Learning curves as a reader wants them: on log axes, smoothed, only the best. The address keeps it.
-import { keep, kept } from "./address.js";
+// Learning curves as a reader wants them: on log axes, smoothed, only the best. Browser and address keep it.
 import { make } from "./dom.js";
+import { set, setting } from "./experiment_settings.js";
 
-export const CHOICES = ["log", "smooth", "top"]; // words of the address
 const TOPS = ["", "5", "10", "20", "50", "100"];
 const STRONGEST = 0.95;
 const BEHIND = 0.3; // opacity of the curves as reported, behind those that are smoothed
 
-const weight = () => Math.min(STRONGEST, Math.max(0, Number(kept().get("smooth")) || 0));
-const isLog = (axis) => (kept().get("log") ?? "").includes(axis);
-export const topAsked = () => (/^\d{1,5}$/.test(kept().get("top") ?? "") ? kept().get("top") : "");
+const weight = () => Math.min(STRONGEST, Math.max(0, Number(setting("smooth")) || 0));
+const isLog = (axis) => setting("log").includes(axis);
+export const topAsked = () => (/^\d{1,5}$/.test(setting("top")) ? setting("top") : "");
 
 // The figure, as is chosen.
 export function viewed(figure) {
   const { data, layout } = figure;
   const axis = (name) => (isLog(name[0]) ? { ...layout[name], type: "log", rangemode: "normal", dtick: null } : layout[name]);
   const shown = { ...layout, xaxis: axis("xaxis"), yaxis: axis("yaxis") };
-  shown.uirevision = `${layout.uirevision} ${kept().get("log")} ${topAsked()}`; // another axis is not zoomed
+  shown.uirevision = `${layout.uirevision} ${setting("log")} ${topAsked()}`; // another axis is not zoomed
   if (!weight()) return { data, layout: shown };
   const raw = data.map((trace) => ({
     ...trace, legendgroup: trace.name, showlegend: false, opacity: BEHIND * trace.opacity, hoverinfo: "skip", hovertemplate: null,
@@ -44,14 +43,14 @@ export function offerViews(section, changed) {
   if (section.querySelector(".views")) return;
   const logs = () => ["x", "y"].filter((axis) => section.querySelector(`[name=log-${axis}]`).checked).join("");
   const box = (axis) => make("label", { class: "check" },
-    make("input", { type: "checkbox", name: `log-${axis}`, checked: isLog(axis), onchange: () => { keep({ log: logs() }); changed(); } }),
+    make("input", { type: "checkbox", name: `log-${axis}`, checked: isLog(axis), onchange: () => { set({ log: logs() }); changed(); } }),
     `log ${axis}`);
   const smooth = (event) => {
-    keep({ smooth: Number(event.target.value) ? event.target.value : "" });
+    set({ smooth: Number(event.target.value) ? event.target.value : "" });
     changed();
   };
   const top = (event) => {
-    keep({ top: event.target.value });
+    set({ top: event.target.value });
     section.dispatchEvent(new CustomEvent("top", { bubbles: true }));
   };
   const tops = TOPS.includes(topAsked()) ? TOPS : [...TOPS, topAsked()];

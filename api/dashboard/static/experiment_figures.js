@@ -1,6 +1,7 @@
 // The charts of an experiment's page. Each is asked for when it is scrolled to, and again when it may have changed.
 import { showFigure } from "./experiment_charts.js";
 import { topAsked } from "./experiment_curves.js";
+import { set, setting } from "./experiment_settings.js";
 import { COMPARING, OF_TRIALS, choiceOf, offerIterations } from "./experiment_choice.js";
 import { reachScrolled } from "./live.js";
 
@@ -13,11 +14,12 @@ export function followFigures(live) {
   const fresh = new Set(); // what was asked for since the last change
   const versions = new Map(); // chart -> the version that is shown
   const watched = new Set();
-  let pair = null; // the parameters of the contour, once they are chosen
   let drawing = null;
 
   const nameOf = (section) => section.id.slice(2);
   const sections = () => [...live.querySelectorAll(".figure")];
+  const shown = () => sections().filter(({ hidden, classList }) => !hidden && !classList.contains("off"));
+  const pair = () => Object.fromEntries(["x", "y"].filter(setting).map((axis) => [axis, setting(axis)]));
   const watcher = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) {
       if (isIntersecting) near.add(nameOf(target));
@@ -27,7 +29,7 @@ export function followFigures(live) {
   }, { rootMargin: NEAR });
 
   function address(name) {
-    const own = name === "curves" && topAsked() ? { top: topAsked() } : name === "contour" ? { ...pair } : {};
+    const own = name === "curves" && topAsked() ? { top: topAsked() } : name === "contour" ? pair() : {};
     const words = new URLSearchParams([...Object.entries(own), ...(OF_TRIALS.includes(name) ? choiceOf(name) : [])]);
     const path = [LONG, "contour"].includes(name) ? name : `figures/${name}`;
     return `${base}/${path}${words.size ? `?${words}` : ""}`;
@@ -49,7 +51,7 @@ export function followFigures(live) {
 
   // What is in sight comes first, what takes long last.
   function next() {
-    const found = sections().map(nameOf).filter((name) => near.has(name) && !fresh.has(name));
+    const found = shown().map(nameOf).filter((name) => near.has(name) && !fresh.has(name));
     return found.find((name) => name !== LONG && isSeen(name)) ?? found.find((name) => name !== LONG) ?? found[0];
   }
 
@@ -99,7 +101,7 @@ export function followFigures(live) {
 
   // A browser prints what is there when the listener ends: what was not scrolled to is asked for, and waited for, here.
   addEventListener("beforeprint", () => {
-    for (const name of sections().filter(({ hidden }) => !hidden).map(nameOf).filter((name) => !versions.has(name) || !fresh.has(name))) {
+    for (const name of shown().map(nameOf).filter((name) => !versions.has(name) || !fresh.has(name))) {
       const request = new XMLHttpRequest();
       request.open("GET", address(name), false);
       request.send();
@@ -120,7 +122,7 @@ export function followFigures(live) {
   });
 
   live.addEventListener("pair", ({ detail }) => {
-    pair = detail;
+    set(detail);
     fresh.delete("contour");
     draw();
   });

@@ -37,6 +37,9 @@ export function offerGrowth(live, redraw) {
     }
     if (kept().get("chart") === nameOf(target) && !grown()) grow(target);
   });
-  const asked = document.getElementById(`s-${kept().get("chart")}`);
-  asked?.scrollIntoView();
+  // A step back to an address without it, or forth to one with it.
+  addEventListener("popstate", () => {
+    const asked = document.getElementById(`s-${kept().get("chart")}`);
+    if (grown() !== asked) grow(asked ?? grown());
+  });
 }

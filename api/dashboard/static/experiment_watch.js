@@ -1,5 +1,6 @@
 // A page of an experiment or of one of its trials, kept up to date while it runs.
 import { follow } from "./events.js";
+import { arrange } from "./experiment_view.js";
 import { refresh } from "./live.js";
 
 // `figures` are the charts (see experiment_figures.js), `more()` reads whatever else changes.
@@ -13,7 +14,7 @@ export function watch(live, figures, more) {
   const isActive = () => live.querySelector(".badge:is(.running, .starting, .queued, .live)") !== null;
 
   async function fragment() {
-    if (await refresh(live, live.dataset.address + window.location.search)) figures.expect();
+    if (await refresh(live, live.dataset.address + window.location.search, arrange)) figures.expect();
   }
 
   // What takes long to find out and to draw is looked at less often, and nothing while nobody sees it.

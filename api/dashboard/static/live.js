@@ -2,8 +2,9 @@
 
 const latest = new WeakMap(); // element -> the address that was asked for last
 
-// Puts what the service renders now into `element`. Nodes that are the same stay, and with them focus and selection.
-export async function refresh(element, address) {
+// Puts what the service renders now into `element`, once `arranged` was called with it. Nodes that are the same stay, and
+// with them focus and selection.
+export async function refresh(element, address, arranged = () => {}) {
   latest.set(element, address);
   const answer = await fetch(address, { headers: { Accept: "text/html" } });
   if (answer.redirected || [401, 404].includes(answer.status)) { // signed out, or deleted meanwhile
@@ -15,6 +16,7 @@ export async function refresh(element, address) {
   made.innerHTML = await answer.text();
   if (latest.get(element) !== address) return false; // another choice was made meanwhile
   showTimes(made.content);
+  arranged(made.content);
   patch(element, made.content);
   reachScrolled();
   return true;
