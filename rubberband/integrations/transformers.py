@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pickle
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from rubberband.errors import InputError
 from rubberband.installation import install_hint
 from rubberband.integrations import trainer_files
+from rubberband.integrations.trainer_state import BesideState
 
 _OWN = "a trial keeps its latest checkpoint itself; leave it out"
 REFUSED = {
@@ -33,8 +33,8 @@ def fit(trainer: Any, *, steps_per_iteration: int | None = None) -> None:
     is the longest training of the search, `max_t`; the LR schedule follows it. Losses that are not finite count as they
     are (`logging_nan_inf_filter` is off), so that a trial that diverges fails, as one does whose weights are not
     finite. A callback that stops the training before, such as EarlyStoppingCallback, ends the trial; its patience
-    counts the evaluations of `eval_strategy` alone, and goes on after a resume. So do frozen parameters and the
-    attributes of your own callbacks that are plain data.
+    counts the evaluations of `eval_strategy` alone, and goes on after a resume. So do frozen parameters, the
+    attributes of your own callbacks that are plain data, and those that a subclass of the Trainer changes in training.
 
     `result.load_best(train)` returns the best checkpoint; its `to_directory(folder)` writes what `from_pretrained`
     reads.
@@ -69,7 +69,7 @@ def fit(trainer: Any, *, steps_per_iteration: int | None = None) -> None:
         _leave_out_best_model(trainer.args)
         resumed = trainer_files.resumed_in(Path(folder) / "resumed")
         _require_mean_of_losses(trainer)
-        beside = _Beside(transformers, trainer)
+        beside = BesideState(transformers, trainer)
         reporter = _reporter(transformers, trainer, Path(folder), steps_per_iteration, beside, resumed)
         trainer.add_callback(reporter)
         trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
@@ -153,51 +153,8 @@ def _ignores_items(trainer: Any) -> bool:
     return bool(first == second)
 
 
-_FILE = "rubberband.pickle"
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
-
-
-class _Beside:
-    """State that training changes beside the Trainer's files: frozen parameters, and counts of the user's callbacks."""
-
-    def __init__(self, transformers: Any, trainer: Any) -> None:
-        self._callbacks = [
-            callback
-            for callback in trainer.callback_handler.callbacks
-            if not type(callback).__module__.startswith("transformers.")
-            and not isinstance(callback, transformers.trainer_callback.ExportableState)
-        ]
-
-    def save(self, model: Any, folder: Path) -> None:
-        """Write it beside the Trainer's files."""
-        frozen = [name for name, weights in model.named_parameters() if not weights.requires_grad]
-        counts = [
-            (type(callback).__qualname__, {name: value for name, value in vars(callback).items() if _is_plain(value)})
-            for callback in self._callbacks
-        ]
-        (folder / _FILE).write_bytes(pickle.dumps((frozen, counts)))
-
-    def restore(self, model: Any, folder: Path) -> None:
-        """Restore it, after the callbacks' own `on_train_begin`."""
-        frozen, counts = pickle.loads((folder / _FILE).read_bytes())
-        for name, weights in model.named_parameters():
-            if weights.requires_grad == (name in frozen):
-                weights.requires_grad = name not in frozen
-        for callback, (kind, values) in zip(self._callbacks, counts, strict=False):  # the code may have changed
-            if type(callback).__qualname__ == kind:
-                vars(callback).update(values)
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(_is_plain(key) and _is_plain(inner) for key, inner in value.items())
-    if type(value) in (list, tuple, set, frozenset):
-        return all(map(_is_plain, value))
-    return isinstance(value, _PLAIN)
-
-
 def _reporter(
-    transformers: Any, trainer: Any, folder: Path, steps: int | None, beside: _Beside, resumed: Path | None
+    transformers: Any, trainer: Any, folder: Path, steps: int | None, beside: BesideState, resumed: Path | None
 ) -> Any:
     """Return the callback that reports. `resumed`: files from which training goes on."""
 
@@ -210,9 +167,10 @@ def _reporter(
             self._evaluated_at = -1
 
         def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **kwargs: Any) -> None:
+            beside.begin()
             if resumed is None:
                 return
-            beside.restore(model, resumed)
+            beside.restore(model, resumed, args.process_index)
             if not _state_file(resumed, args.process_index, args.world_size).exists():  # the gang had another size
                 transformers.set_seed((args.seed + state.global_step) % 2**32)
 

@@ -4,7 +4,8 @@ Run: python -m tests.bench.bench_pages [TRIALS ...] (60, 2000 and 20000 without)
 finished and half done, by a process of its own, and opens their pages in Chromium. Prints figures and asserts none:
 `page_kb` and `all_kb` were sent for the page and for all of it, `paint_s` is the first paint, `charts_s` the time until
 the charts in view are drawn, `longest_s` the longest task, `walked_s` the same after a walk to the end of it, then
-`shift` (of the layout), `nodes`, and `page_mb`, the memory that the page's process has to itself. `cpu_s` is the server's CPU time for one look of a page that is open.
+`shift` (of the layout), `nodes`, and `page_mb`, the memory that the page's process has to itself. `cpu_s` is the
+server's CPU time for one look of a page that is open.
 """
 
 from __future__ import annotations

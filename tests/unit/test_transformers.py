@@ -348,4 +348,71 @@ def test_patience_counts_the_evaluations_of_the_users_own_trainer(store, every):
     assert [item.metrics for item in rest if isinstance(item, SegmentReport)][-1]["eval_loss"] == (
         reported[-1].metrics["eval_loss"]
     )
-    assert MADE[-1].evaluated == [step for step in alone.evaluated if step > 8]
+    assert MADE[-1].evaluated == alone.evaluated, "what a Trainer keeps in an attribute goes on after a resume"
+
+
+class Moments:
+    """State of a helper, as TRL's running moments are."""
+
+    def __init__(self) -> None:
+        self.mean, self.count = torch.zeros(1), 0
+
+
+class Counting(transformers.Trainer):
+    """A subclass that counts in attributes, as TRL's do, and draws from a generator of its own."""
+
+    def __init__(self, *args, **words):
+        super().__init__(*args, **words)
+        self.tokens, self.seen = 0, {"train": [], "eval": []}
+        self.buffer, self.moments = None, Moments()
+        self.draws = torch.Generator().manual_seed(1)
+        self.label_noise = 0.5  # of the configuration: no training changes it
+        self.opened = object()
+
+    def training_step(self, model, inputs, *args):
+        self.tokens += inputs["labels"].numel()
+        self.seen["train"].append(float(torch.rand(1, generator=self.draws)))
+        self.buffer = [{"inputs": inputs["inputs"].detach().clone()}]
+        self.moments.mean += inputs["inputs"].mean()
+        self.moments.count += 1
+        return super().training_step(model, inputs, *args)
+
+    def log(self, logs, *args):
+        found = torch.cat(
+            [part.flatten() for part in (self.moments.mean, (self.buffer or [{}])[0].get("inputs", torch.zeros(0)))]
+        )
+        counts = {"tokens": self.tokens, "drawn": sum(self.seen["train"]), "kept": float(found.sum())}
+        super().log(logs | counts | {"moments": self.moments.count}, *args)
+
+
+def counted(config):
+    made = trainer(config, logging_strategy="no")
+    made = Counting(model_init=Tiny, args=made.args, train_dataset=samples(32), eval_dataset=samples(8))
+    made.label_noise = config.get("noise", 0.5)
+    MADE.append(made)
+    fit(made)
+
+
+def test_a_subclass_s_attributes_that_training_changes_go_on_after_a_resume(store):
+    whole = run(counted, store)
+    first = run(counted, store, until_iterations=1)[-1]
+    rest = run(counted, store, config={"lr": 0.01, "noise": 0.7}, from_iterations=1, checkpoint=first.checkpoint)[-1]
+    names = ("tokens", "drawn", "kept", "moments", "eval_loss")
+    assert [rest.metrics[name] for name in names] == [whole[-1].metrics[name] for name in names]
+    assert rest.metrics["tokens"] == 64
+    assert MADE[-1].label_noise == 0.7, "the configuration's, which another trial may have"
+
+
+def test_an_attribute_that_cannot_be_saved_is_named_once(store, capfd):
+    class Replacing(Counting):
+        def training_step(self, *args):
+            self.opened = object()
+            return super().training_step(*args)
+
+    def replacing(config):
+        args = trainer(config).args
+        fit(Replacing(model_init=Tiny, args=args, train_dataset=samples(32), eval_dataset=samples(8)))
+
+    run(replacing, store)
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "Replacing.opened" in line]
+    assert "changes in training and is not saved" in line

@@ -1,0 +1,197 @@
+"""State that a Trainer of Hugging Face changes in training and saves nowhere: a trial keeps it in its checkpoint.
+
+These are frozen parameters, the counts of the user's callbacks, and what a subclass such as TRL's SFTTrainer keeps in
+attributes: numbers, lists, tensors, and random generators.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from rubberband.integrations import trainer_files
+
+_FILE = "rubberband.pickle"
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+class BesideState:
+    """State of a Trainer beside its own files, of each worker of a gang."""
+
+    def __init__(self, transformers: Any, trainer: Any) -> None:
+        self._trainer = trainer
+        self._callbacks = [
+            callback
+            for callback in trainer.callback_handler.callbacks
+            if not type(callback).__module__.startswith("transformers.")
+            and not isinstance(callback, transformers.trainer_callback.ExportableState)
+        ]
+        self._of_trainer = frozenset(_names_in(transformers.Trainer))
+        """Attributes that the Trainer itself has, and saves or makes anew."""
+        self._changed = set[str]()
+        """Attributes that training has changed, here or before the checkpoint."""
+        self._begun = dict[str, bytes]()
+        self._others = dict[str, int]()
+        """Attributes whose state is not known -> identity of their objects."""
+
+    def begin(self) -> None:
+        """Take note of all attributes before the first step: those that training changes are saved."""
+        for name, value in self._attributes():
+            try:
+                self._begun[name] = pickle.dumps(_state(value))
+            except UnknownState:
+                self._others[name] = id(value)
+
+    def save(self, model: Any, folder: Path) -> None:
+        """Write it beside the Trainer's files. Every worker of a gang calls it."""
+        frozen = [name for name, weights in model.named_parameters() if not weights.requires_grad]
+        counts = [
+            (type(callback).__qualname__, {name: value for name, value in vars(callback).items() if _is_plain(value)})
+            for callback in self._callbacks
+        ]
+        states = trainer_files.gathered(self._changes())
+        (folder / _FILE).write_bytes(pickle.dumps((frozen, counts, states)))
+
+    def restore(self, model: Any, folder: Path, rank: int) -> None:
+        """Restore it, after the callbacks' own `on_train_begin`.
+
+        In a gang of another size all workers have the numbers of the first one; tensors and random generators, which
+        are those of one worker's data, begin anew.
+        """
+        frozen, counts, *more = pickle.loads((folder / _FILE).read_bytes())
+        for name, weights in model.named_parameters():
+            if weights.requires_grad == (name in frozen):
+                weights.requires_grad = name not in frozen
+        for callback, (kind, values) in zip(self._callbacks, counts, strict=False):  # the code may have changed
+            if type(callback).__qualname__ == kind:
+                vars(callback).update(values)
+        states: list[dict[str, Any]] = more[0] if more else []  # none by earlier versions
+        if len(states) == self._trainer.args.world_size:
+            found = states[rank]
+        else:
+            found = {name: value for name, value in (states[0] if states else {}).items() if _is_plain(value)}
+        for name, state in found.items():
+            self._changed.add(name)
+            _restore(self._trainer, name, state)
+
+    def _attributes(self) -> Iterator[tuple[str, Any]]:
+        return ((name, value) for name, value in vars(self._trainer).items() if name not in self._of_trainer)
+
+    def _changes(self) -> dict[str, Any]:
+        """Return the states of the attributes that training has changed."""
+        found = dict[str, Any]()
+        for name, value in self._attributes():
+            try:
+                state = _state(value)
+            except UnknownState:
+                if self._others.get(name, id(value)) != id(value):
+                    trainer_files.remark(
+                        f"{type(self._trainer).__name__}.{name} changes in training and is not saved: "
+                        f"{type(value).__name__} is neither plain data nor a tensor, so a resume begins it anew"
+                    )
+                    del self._others[name]
+                continue
+            if name in self._changed or pickle.dumps(state) != self._begun.get(name):
+                self._changed.add(name)
+                found[name] = state
+        return found
+
+
+class UnknownState(Exception):
+    """An object whose state is not known to be plain data."""
+
+
+class _Attributes(dict[str, Any]):
+    """State of an object: the states of its attributes."""
+
+
+class _Generator(tuple[Any, ...]):
+    """State of a generator of random numbers."""
+
+
+def _names_in(kind: type) -> Iterator[str]:
+    """Yield the names of attributes in the methods of a class."""
+    for member in vars(kind).values():
+        code = getattr(inspect.unwrap(getattr(member, "fget", None) or member), "__code__", None)
+        if code is not None:
+            yield from _names_of(code)
+
+
+def _names_of(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names_of(inner)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_plain(key) and _is_plain(inner) for key, inner in value.items())
+    if type(value) in (list, tuple, set, frozenset):
+        return all(map(_is_plain, value))
+    return isinstance(value, _PLAIN)
+
+
+def _state(value: Any, *, is_inner: bool = False) -> Any:
+    """Return the state of an attribute, as data that pickle keeps. Raises UnknownState."""
+    import numpy as np
+    import torch
+
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, dict):
+        return copy.deepcopy(value) if _is_plain(value) else {_plain(k): _state(v) for k, v in value.items()}
+    if type(value) in (list, tuple, set, frozenset):
+        return type(value)(map(_state, value))
+    if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+        return value.detach().cpu().clone()
+    if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
+        return value
+    if isinstance(value, torch.Generator):
+        return _Generator([value.get_state()])
+    if isinstance(value, random.Random):
+        return _Generator([value.getstate()])
+    if isinstance(value, np.random.Generator):
+        return _Generator([value.bit_generator.state])
+    if is_inner or isinstance(value, type | torch.nn.Module) or not hasattr(value, "__dict__"):
+        raise UnknownState
+    return _Attributes({name: _state(inner, is_inner=True) for name, inner in vars(value).items()})
+
+
+def _plain(key: Any) -> Any:
+    if not _is_plain(key):
+        raise UnknownState
+    return key
+
+
+def _restore(owner: Any, name: str, state: Any) -> None:
+    """Give an attribute its state; objects stay the same, as others may have them too."""
+    import torch
+
+    value = getattr(owner, name, None)
+    if isinstance(state, _Attributes):
+        for inner, part in state.items():
+            _restore(value, inner, part)
+    elif isinstance(state, _Generator):
+        (content,) = state
+        if isinstance(value, torch.Generator):
+            value.set_state(content)
+        elif isinstance(value, random.Random):
+            value.setstate(content)
+        elif value is not None:
+            value.bit_generator.state = content
+    elif isinstance(value, dict) and isinstance(state, Mapping):
+        value.clear()
+        value.update(state)
+    elif isinstance(value, list) and isinstance(state, list):
+        value[:] = state
+    elif isinstance(value, torch.Tensor) and isinstance(state, torch.Tensor):
+        setattr(owner, name, state.to(value.device))
+    else:
+        setattr(owner, name, state)
