@@ -55,7 +55,7 @@ from rubberband.views.report.page import (
 )
 from rubberband.views.report.tables import failures, incidents, paid_parts, paid_time, pareto, updates, workers
 from rubberband.views.story import story
-from rubberband.views.trial import configuration_texts, gangs, lead, trial_cards
+from rubberband.views.trial import configuration_texts, gangs, lead, most_workers, trial_cards
 
 _TIMEOUT_S = 60.0
 _KEPT = 32
@@ -183,8 +183,9 @@ Top = Annotated[str, Query(max_length=5)]
 def experiment_page(request: Request, service: Serving, _reader: Reader, experiment: Known, asked: Trials) -> Response:
     """Page of an experiment."""
     after = service.store.last_feed_id()
-    values = _shown(service, experiment, result_of(service, experiment), asked)
-    return render(request, "experiment.html", **values, after=after, known=CHARTS, unit=experiment.summary.unit)
+    result = result_of(service, experiment)
+    values = {**_shown(service, experiment, result, asked), "workers": most_workers(result), "known": CHARTS}
+    return render(request, "experiment.html", **values, after=after, unit=experiment.summary.unit)
 
 
 @router.get("/fragments/experiments/{name}")
@@ -479,6 +480,7 @@ def _trial_shown(service: Service, experiment: Submission, number: str) -> dict[
         "charts": charts,
         "expected": {name: height_px for name, height_px in heights_px.items() if height_px},
         "gangs": gangs(result, trial),
+        "workers": most_workers(result, trial.trial),
         "download": download_address(experiment.name, trial),
         "is_stoppable": not trial.is_over and "stop" in possible(service, experiment),
         "before": f"{here}/{trial.trial - 1}" if trial.trial else "",

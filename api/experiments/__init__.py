@@ -36,7 +36,7 @@ from rubberband.api.store.schema import Promise
 from rubberband.errors import DamagedJournalError, InputError, JournalError
 from rubberband.executor.journal.folder import ExperimentFolder, write_labels
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
-from rubberband.executor.logs.pages import PrintedLine, page, trial_files
+from rubberband.executor.logs.pages import ALL_LINES, PrintedLine, Wanted, page, trial_files
 from rubberband.executor.result.result import Result
 from rubberband.executor.run import allowance
 from rubberband.executor.run.follower import Failure, JournalFollower, at_work, explained, salvage
@@ -455,15 +455,12 @@ class ExperimentRuns:
         trial: int | None = None,
         cursor: str | None = None,
         limit: int = 1000,
-        search: str = "",
+        wanted: Wanted = ALL_LINES,
     ) -> tuple[list[PrintedLine], str]:
-        """Return log lines past `cursor` (`tail`: the last ones) and the next cursor. Raises Problem.
-
-        With `search`, only lines that contain it, in upper or lower case.
-        """
+        """Return wanted log lines past `cursor` (`tail`: the last ones) and the next cursor. Raises Problem."""
         row = self.journals.row(name)
         folder = self.watcher.folder(name)
-        read = partial(page, cursor=cursor, limit=limit, is_whole=not at_work(folder), search=search)
+        read = partial(page, cursor=cursor, limit=limit, is_whole=not at_work(folder), wanted=wanted)
         with raised_as_problems():
             if source == "process":
                 return read({None: folder.process_log}, ())

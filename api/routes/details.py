@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query
@@ -13,12 +14,14 @@ from rubberband.api.routes import Known, Reader, Service, Serving
 from rubberband.api.routes.answers import example, json_answer, only_documented, refusals
 from rubberband.api.routes.experiments import Route
 from rubberband.client import models
+from rubberband.executor.logs.pages import Wanted
 from rubberband.executor.result.result import Result
 from rubberband.values.submission import Submission
 from rubberband.views import experiment as views_json
 
 router = APIRouter(tags=["experiments"], prefix="/v1/experiments", dependencies=[Depends(only_documented)])
 MAX_TRIAL = (1 << 31) - 1
+MAX_RANK = 999_999
 
 
 def part(
@@ -80,17 +83,24 @@ def read_logs(
         Literal["trials", "process"], Query(description="Output of the trials, or of the experiment's process.")
     ] = "trials",
     trial: Annotated[int | None, Query(ge=0, le=MAX_TRIAL, description="Only lines of this trial.")] = None,
+    rank: Annotated[
+        int | None, Query(ge=0, le=MAX_RANK, description="Only lines of the worker of a gang that has this rank.")
+    ] = None,
     cursor: Annotated[str | None, Query(max_length=4000, description="`next` of the previous answer.")] = None,
     limit: Annotated[int, Query(ge=1, le=10_000, description="The largest number of lines to return.")] = 1000,
     search: Annotated[
         str, Query(max_length=200, description="Only lines with this text, in upper or lower case.", examples=["epoch"])
     ] = "",
 ) -> Response:
-    """Ask again with `next` for what was printed since; a search has more to read until `next` stays the same."""
+    """Ask again with `next` for what was printed since; with `search` or `rank`, until `next` stays the same.
+
+    `rank` of a line is null if its trial trained on one worker then, or no worker printed it.
+    """
+    wanted = Wanted(text=search, rank=rank)
     lines, following = service.runs.lines(
-        experiment.name, source=source, trial=trial, cursor=cursor, limit=limit, search=search
+        experiment.name, source=source, trial=trial, cursor=cursor, limit=limit, wanted=wanted
     )
-    return json_answer({"lines": [{"trial": line.trial, "text": line.text} for line in lines], "next": following})
+    return json_answer({"lines": [asdict(line) for line in lines], "next": following})
 
 
 @part(

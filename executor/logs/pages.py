@@ -16,15 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rubberband.errors import InputError
-from rubberband.executor.logs.trial_log import Stretch, left_out_line, printed_bytes, read
+from rubberband.executor.logs.trial_log import LINE_BYTES, Stretch, left_out_line, printed_bytes, read, split_rank
 from rubberband.executor.run.follower import Failure
 from rubberband.units import shown
 
 TAIL = "tail"
 """The cursor of a page that begins shortly before the end."""
 PAGE_BYTES = 1 << 20
-LINE_BYTES = 64 << 10
-"""A longer line is cut into pieces."""
 TAIL_BYTES = 64 << 10
 """How far before the end `TAIL` begins, over all files."""
 MAX_FILES = 1000
@@ -39,7 +37,26 @@ class PrintedLine:
 
     trial: int | None
     """None: the experiment's process."""
+    rank: int | None = None
+    """Rank of the worker of a gang that printed it; None: no worker did, it was alone, or this is not known."""
     text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The lines to show."""
+
+    text: str = ""
+    """Only lines that contain it, in upper or lower case."""
+    rank: int | None = None
+    """Only lines that this worker of a gang printed; None: all."""
+
+    def shows(self, line: PrintedLine) -> bool:
+        """Whether a line is one of them."""
+        return self.rank in (None, line.rank) and self.text.casefold() in line.text.casefold()
+
+
+ALL_LINES = Wanted()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,14 +90,16 @@ def page(
     cursor: str | None,
     limit: int,
     is_whole: bool,
-    search: str = "",
+    wanted: Wanted = ALL_LINES,
 ) -> tuple[list[PrintedLine], str]:
     """Return at most `limit` lines after `cursor`, and the cursor after them.
 
-    With `search`, only lines that contain it, in upper or lower case; a page may have few of them, and more follow.
+    Where few lines are `wanted`, a page may have few or none, and more follow as long as the cursor changes.
     The file of the process has the number None. `is_whole`: nothing is written any more, so that the last line counts
-    even without an end. Raises InputError for an invalid cursor.
+    even without an end. Raises InputError for an invalid cursor, and for a rank of the process.
     """
+    if wanted.rank is not None and None in files:
+        raise InputError(f"rank {wanted.rank}: the experiment's process has no ranks; leave out either")
     place = read_cursor(cursor)
     lines: list[PrintedLine] = []
     left_bytes = PAGE_BYTES
@@ -89,15 +108,15 @@ def page(
         share = TAIL_BYTES // max(1, min(len(files), 32))
         begin = _tail_offset(path, share) if place.is_tail else place.offsets.get(key, 0)
         room = PAGE_BYTES if place.is_tail else limit - len(lines)
-        texts, end, used = _read(path, begin, room, left_bytes, is_whole, search.casefold())
-        lines += [PrintedLine(trial=number, text=text) for text in texts]
+        more, end, used = _read(number, path, begin, room, left_bytes, is_whole, wanted)
+        lines += more
         left_bytes -= used
         if end:
             place.offsets[key] = end
         if not place.is_tail and (len(lines) >= limit or left_bytes <= 0):
             return lines, write_cursor(place)
     room = PAGE_BYTES if place.is_tail else limit - len(lines)
-    lines += [line for line in _failure_lines(failures, place, room) if search.casefold() in line.text.casefold()]
+    lines += filter(wanted.shows, _failure_lines(failures, place, room))
     return (lines[-limit:] if place.is_tail else lines), write_cursor(place)
 
 
@@ -123,34 +142,37 @@ def _tail_offset(path: Path, share: int) -> int:
 
 
 def _read(
-    path: Path, begin: int, room: int, most_bytes: int, is_whole: bool, search: str
-) -> tuple[list[str], int, int]:
-    """Return at most `room` lines from `begin` on with `search`, their end, and the bytes that were read.
+    trial: int | None, path: Path, begin: int, room: int, most_bytes: int, is_whole: bool, wanted: Wanted
+) -> tuple[list[PrintedLine], int, int]:
+    """Return at most `room` wanted lines from `begin` on, their end, and the bytes that were read.
 
     A log that shrank was replaced.
     """
-    texts: list[str] = []
+    lines: list[PrintedLine] = []
     left_bytes, goes_on = most_bytes, True
     with suppress(OSError):
         if printed_bytes(path) < begin:
             begin = 0
-        while goes_on and left_bytes > 0 and len(texts) < room:
+        while goes_on and left_bytes > 0 and len(lines) < room:
             stretch = read(path, begin, left_bytes)
             goes_on = stretch.is_cut
             if stretch.content:
-                more, used = _lines(stretch, stretch.begin - begin, room - len(texts), is_whole or goes_on, search)
-                texts += more
+                missing = stretch.begin - begin
+                more, used = _lines(trial, stretch, missing, room - len(lines), is_whole or goes_on, wanted)
+                lines += more
                 begin = stretch.begin + used
                 left_bytes -= used
-    return texts, begin, most_bytes - left_bytes
+    return lines, begin, most_bytes - left_bytes
 
 
-def _lines(stretch: Stretch, left_out_bytes: int, room: int, is_whole: bool, search: str) -> tuple[list[str], int]:
-    """Return the lines of a stretch with `search`, and the bytes up to them; `left_out_bytes` are missing before it."""
-    data, texts, used = stretch.content, list[str](), 0
+def _lines(
+    trial: int | None, stretch: Stretch, left_out_bytes: int, room: int, is_whole: bool, wanted: Wanted
+) -> tuple[list[PrintedLine], int]:
+    """Return the wanted lines of a stretch, and the bytes up to them; `left_out_bytes` are missing before it."""
+    data, lines, used = stretch.content, list[PrintedLine](), 0
     if left_out_bytes:
-        texts.append(left_out_line(left_out_bytes))
-    while len(texts) < room and used < len(data):
+        lines.append(PrintedLine(trial=trial, text=left_out_line(left_out_bytes)))
+    while len(lines) < room and used < len(data):
         end = data.find(b"\n", used, used + LINE_BYTES)
         if end < 0:
             if len(data) - used < LINE_BYTES and not is_whole:
@@ -159,10 +181,11 @@ def _lines(stretch: Stretch, left_out_bytes: int, room: int, is_whole: bool, sea
             piece, used = data[used : end + 1], end + 1
         else:
             piece, used = data[used:end], end + 1
-        text = piece.decode("utf-8", "replace").rstrip("\r")
-        if search in text.casefold():
-            texts.append(text)
-    return texts, used
+        rank, text = split_rank(piece)
+        line = PrintedLine(trial=trial, rank=rank, text=text.decode("utf-8", "replace").rstrip("\r"))
+        if wanted.shows(line):
+            lines.append(line)
+    return lines, used
 
 
 def write_cursor(place: LogPlace) -> str:

@@ -5,6 +5,9 @@
 is begun. Nothing is moved or rewritten: a process that is killed leaves a log that can be read and added to, and a
 reader, which counts the bytes of the whole output, is never interrupted.
 
+The lines of a gang of several workers begin with the `_RANK` of theirs. Workers write whole lines only, so that no line
+holds what two of them printed.
+
 A trial's output goes through a pipe to a small process, which runs this module (`rubberband.executor.ray.slot_worker`
 starts it). A thread would not work: if C code prints while it holds Python's lock, it would wait without end. Only the
 standard library is imported, and nothing of rubberband, so that it starts in 20 ms.
@@ -15,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import select
 import selectors
 import socket
@@ -36,6 +40,14 @@ _MASKED = b"="
 MASK = b"***"
 """Stands for a text that is not kept."""
 _MOST_FDS = 8
+LINE_BYTES = 64 << 10
+"""A longer line is cut into pieces."""
+_SIGN = b"\x1erank "
+_RANK = _SIGN + b"%d | "
+"""Stands before each line of a gang; the control character tells it from what a trial prints."""
+_RANKED = re.compile(rb"\x1erank (\d{1,6}) \| ")
+_RANKED_BYTES = LINE_BYTES - 20
+"""The most bytes of a line, or a piece, after its rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +56,8 @@ class TrialLog:
 
     path: Path
     limit_bytes: int
+    rank: int | None = None
+    """Rank of the worker that prints; None: it is alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +81,25 @@ class _Piece:
 def left_out_line(left_out_bytes: int) -> str:
     """Return the line that stands for bytes that were not kept."""
     return f"[{left_out_bytes:,} bytes are left out here; resources.log_limit says how much of a log is kept]"
+
+
+def split_rank(line: bytes) -> tuple[int | None, bytes]:
+    """Return the rank of the worker that printed a line, None without one, and the text."""
+    marked = _RANKED.match(line)
+    return (int(marked[1]), line[marked.end() :]) if marked else (None, line)
+
+
+def begins_ranked(content: bytes) -> bool:
+    """Whether the first line of a gang's log is whole, with its rank."""
+    return content.startswith(_SIGN)
+
+
+def whole_lines(content: bytes) -> bytes:
+    """Return the beginning of a gang's log up to the end of a line; any other log as it is.
+
+    The logs of the gang's machines come into one, and none may come into a line of another.
+    """
+    return content[: content.rfind(b"\n") + 1] if _SIGN in content else content
 
 
 def printed_bytes(path: Path) -> int:
@@ -143,8 +176,8 @@ class Appender:
         self._head = -1
         self._piece = -1
 
-    def write(self, content: bytes) -> None:
-        """Add `content`. Raises OSError; a part of it may be there then."""
+    def write(self, content: bytes, *, on_new_line: bool = False) -> None:
+        """Add `content`, on a new line if asked to. Raises OSError; a part of it may be there then."""
         rest = memoryview(content)
         if is_first := self._head < 0:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -153,6 +186,8 @@ class Appender:
         try:
             if is_first and _end_pieces(self._path):
                 self._begin_piece()
+            if on_new_line and not self._ends_a_line():
+                rest = memoryview(b"\n" + content)
             while rest:
                 file, room = self._place()
                 rest = rest[os.write(file, rest[:room]) :]
@@ -165,6 +200,12 @@ class Appender:
             if file >= 0:
                 os.close(file)
         self._head = self._piece = -1
+
+    def _ends_a_line(self) -> bool:
+        """Whether the last byte of the newest file is the end of a line, or there is none."""
+        file, _ = self._place()
+        size = os.fstat(file).st_size
+        return size == 0 or os.pread(file, 1, size - 1) == b"\n"
 
     def _place(self) -> tuple[int, int]:
         """Return the file of the next byte, and the room in it."""
@@ -205,13 +246,42 @@ class Appender:
 
 
 def _open(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+class Ranked:
+    """Adds to a log the lines of one worker of a gang, whole and each after its rank."""
+
+    def __init__(self, log: Appender, rank: int) -> None:
+        self._log, self._rank = log, _RANK % rank
+        self._held = b""
+        """A line that has no end yet, as that of a progress bar."""
+
+    def write(self, content: bytes) -> None:
+        """Add the lines that end in `content`, and pieces of longer ones. Raises OSError."""
+        *lines, self._held = (self._held + content).split(b"\n")
+        if len(self._held) >= _RANKED_BYTES:
+            lines, self._held = [*lines, self._held], b""
+        if lines:
+            self._log.write(b"".join(self._marked(line) for line in lines), on_new_line=True)
+
+    def close(self) -> None:
+        """Add a line without an end, and close the files; the next write opens them again."""
+        rest, self._held = self._held, b""
+        if rest:
+            with contextlib.suppress(OSError):
+                self._log.write(self._marked(rest), on_new_line=True)
+        self._log.close()
+
+    def _marked(self, line: bytes) -> bytes:
+        begins = range(0, max(1, len(line)), _RANKED_BYTES)
+        return b"".join(self._rank + line[begin : begin + _RANKED_BYTES] + b"\n" for begin in begins)
 
 
 class Masked:
     """Adds to a log what is printed, without the texts to mask: one may come in parts."""
 
-    def __init__(self, log: Appender, masks: Sequence[bytes]) -> None:
+    def __init__(self, log: Appender | Ranked, masks: Sequence[bytes]) -> None:
         self._log, self._masks = log, masks
         self._held = b""
         """The end of what was printed, where it may be the beginning of such a text."""
@@ -242,7 +312,15 @@ def masking(text: str) -> bytes:
 
 def opening(log: TrialLog) -> bytes:
     """Return the message that goes with the end of a pipe whose bytes are to be added to `log`."""
-    return b"%d %s" % (log.limit_bytes, os.fsencode(log.path)) + _MESSAGE_END
+    rank = -1 if log.rank is None else log.rank
+    return b"%d %d %s" % (log.limit_bytes, rank, os.fsencode(log.path)) + _MESSAGE_END
+
+
+def _opened(message: bytes) -> Appender | Ranked:
+    """Return the log that an `opening` names."""
+    limit, rank, path = message.split(b" ", 2)
+    log = Appender(TrialLog(path=Path(os.fsdecode(path)), limit_bytes=int(limit)))
+    return log if int(rank) < 0 else Ranked(log, int(rank))
 
 
 def draining() -> bytes:
@@ -278,11 +356,9 @@ def pump(control: socket.socket) -> None:
                     if message.startswith(_MASKED):
                         masks.append(message.removeprefix(_MASKED))
                     elif message:
-                        limit, _, path = message.partition(b" ")
                         newest = pipes.pop(0)
                         os.set_blocking(newest, False)
-                        log = TrialLog(path=Path(os.fsdecode(path)), limit_bytes=int(limit))
-                        logs[newest] = Masked(Appender(log), masks)
+                        logs[newest] = Masked(_opened(message), masks)
                         ready.register(newest, selectors.EVENT_READ)
                     else:
                         _drain(newest, logs)

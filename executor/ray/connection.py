@@ -24,7 +24,15 @@ from ray.exceptions import RayActorError
 from rubberband.cloud.node import extend_lease, interruption
 from rubberband.cloud.provider import INSTANCE_LABEL, Head
 from rubberband.errors import ProviderError
-from rubberband.executor.logs.trial_log import Appender, TrialLog, left_out_line, printed_bytes, read
+from rubberband.executor.logs.trial_log import (
+    Appender,
+    TrialLog,
+    begins_ranked,
+    left_out_line,
+    printed_bytes,
+    read,
+    whole_lines,
+)
 from rubberband.executor.ray.slot_worker import logs_folder
 
 _OUTLIVE_HEAD = "RAY_gcs_rpc_server_reconnect_timeout_s"
@@ -329,10 +337,11 @@ def read_new(folder: Path, taken: Mapping[str, int], *, is_last: bool = False) -
             note.write_text(str(offset))
         begin = max(offset, printed_bytes(path) - most_bytes) if is_last else offset
         new = read(path, begin, min(most_bytes, room))
-        if new.content:
+        content = new.content if is_last or new.is_cut else whole_lines(new.content)
+        if content:
             left_out = new.begin - offset
-            parts.append(LogPart(name=path.name, offset=new.begin, content=new.content, left_out=left_out))
-            room -= len(new.content)
+            parts.append(LogPart(name=path.name, offset=new.begin, content=content, left_out=left_out))
+            room -= len(content)
         if room <= 0:
             break
     return parts
@@ -350,7 +359,7 @@ def append(folder: Path, part: LogPart, limit_bytes: int) -> None:
         return
     missing = f"\n{left_out_line(part.left_out)}\n".encode() if part.left_out else b""
     with closing(Appender(TrialLog(path=folder / part.name, limit_bytes=limit_bytes))) as log:
-        log.write(missing + part.content)
+        log.write(missing + part.content, on_new_line=begins_ranked(part.content))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

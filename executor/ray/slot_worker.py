@@ -233,7 +233,8 @@ class SlotWorker:
         last = trial_log.read(self._placed(log).path, begin, _LAST_BYTES).content if printed else b""
         return "hang" if any(sign in last for sign in _WATCHDOGS) else ""
 
-    def _placed(self, log: TrialLog) -> TrialLog:
+    def _placed(self, log: TrialLog, rank: int | None = None) -> TrialLog:
+        log = replace(log, rank=rank)
         return log if log.path.is_absolute() else replace(log, path=logs_folder(self._instance) / log.path)
 
     def run(self, segment: Segment, log: TrialLog | None) -> Iterator[SegmentItem]:
@@ -244,8 +245,9 @@ class SlotWorker:
 
         if self._remote:
             segment = replace(segment, instance=self._instance)
+        rank = segment.rank if segment.num_workers > 1 else None
         with (
-            self._log_pump.redirected(log and self._placed(log)) as drain,
+            self._log_pump.redirected(log and self._placed(log, rank)) as drain,
             contextlib.closing(run_segment(self._entrypoint, segment, self._store)) as items,
         ):
             for item in items:

@@ -112,17 +112,24 @@ class AsyncClient(Connected):
     prices = _awaited(Client.prices)
 
     async def logs(
-        self, name: str, *, trial: int | None = None, source: str = "trials", follow: bool = False, every_s: float = 1.0
+        self,
+        name: str,
+        *,
+        trial: int | None = None,
+        rank: int | None = None,
+        source: str = "trials",
+        follow: bool = False,
+        every_s: float = 1.0,
     ) -> AsyncIterator[models.LogLine]:
         """Iterate over the output of the trials, as `Client.logs` does."""
         cursor: str | None = None
         is_over = not follow
         while True:
-            page = await self._send(calls.logs(name, source, trial, cursor))
+            page = await self._send(calls.logs(name, source, trial, rank, cursor))
             for line in page["lines"]:
                 yield line
-            cursor = page["next"]
-            if page["lines"]:
+            goes_on, cursor = bool(page["lines"]) or page["next"] != cursor, page["next"]
+            if goes_on:
                 continue
             if is_over:
                 return

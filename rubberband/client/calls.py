@@ -185,9 +185,9 @@ def download(place: Path) -> Iterator[BufferedWriter]:
         raise InputError(f"{place} cannot be written: {error.strerror or error}; give another path") from error
 
 
-def logs(name: str, source: str, trial: int | None, cursor: str | None) -> Call[Any]:
+def logs(name: str, source: str, trial: int | None, rank: int | None, cursor: str | None) -> Call[Any]:
     """Return the request of a page of an experiment's output."""
-    return get(path(name, "/logs"), source=source, trial=trial, cursor=cursor, limit=1000)
+    return get(path(name, "/logs"), source=source, trial=trial, rank=rank, cursor=cursor, limit=1000)
 
 
 MOST_TRIES = 4

@@ -380,19 +380,27 @@ class Client(Connected):
         return self._save(calls.checkpoint(name, trial, iterations, best), Path(to))
 
     def logs(
-        self, name: str, *, trial: int | None = None, source: str = "trials", follow: bool = False, every_s: float = 1.0
+        self,
+        name: str,
+        *,
+        trial: int | None = None,
+        rank: int | None = None,
+        source: str = "trials",
+        follow: bool = False,
+        every_s: float = 1.0,
     ) -> Iterator[models.LogLine]:
         """Iterate over the lines that trials have printed.
 
         Args:
             name: The experiment.
             trial: Only the lines of this trial.
+            rank: Only the lines of the worker of this rank, where a trial trained on several.
             source: `"trials"`, or `"process"` for those of the experiment's own process.
             follow: Whether to wait for more lines until the experiment has ended.
             every_s: Seconds between two looks.
 
         Returns:
-            An iterator over lines, each with its trial and `text`.
+            An iterator over lines, each with its `trial`, `rank` and `text`.
 
         Raises:
             InputError: There is no experiment of that name.
@@ -405,10 +413,10 @@ class Client(Connected):
         cursor: str | None = None
         is_over = not follow
         while True:
-            page = self._send(calls.logs(name, source, trial, cursor))
+            page = self._send(calls.logs(name, source, trial, rank, cursor))
             yield from page["lines"]
-            cursor = page["next"]
-            if page["lines"]:
+            goes_on, cursor = bool(page["lines"]) or page["next"] != cursor, page["next"]
+            if goes_on:
                 continue
             if is_over:
                 return

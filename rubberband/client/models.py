@@ -492,6 +492,7 @@ class LogLine(Answer):
     """A line that was printed."""
 
     trial: int | None
+    rank: int | None
     text: str
 
 

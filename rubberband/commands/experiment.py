@@ -370,11 +370,13 @@ class RemoteExperiment:
         for trial in trials:
             self._client.stop(self._name, trial)
 
-    def lines(self, trial: int | None, *, process: bool, follow: bool) -> Iterator[tuple[int | None, str]]:
-        """Iterate over the output as (trial, text); with `follow`, wait for more until it has ended."""
+    def lines(
+        self, trial: int | None, *, rank: int | None = None, process: bool, follow: bool
+    ) -> Iterator[tuple[int | None, int | None, str]]:
+        """Iterate over the output as (trial, rank, text); with `follow`, wait for more until it has ended."""
         source = "process" if process else "trials"
-        for line in self._client.logs(self._name, trial=trial, source=source, follow=follow):
-            yield line["trial"], line["text"]
+        for line in self._client.logs(self._name, trial=trial, rank=rank, source=source, follow=follow):
+            yield line["trial"], line.get("rank"), line["text"]
 
 
 @contextmanager
@@ -394,6 +396,9 @@ def open_experiment(name: str, server: str | None) -> Iterator[LocalExperiment |
 def logs(
     name: Name,
     trial: Annotated[int | None, argument("TRIAL", "One trial only.")] = None,
+    rank: Annotated[
+        int | None, typer.Option("--rank", min=0, help="Only lines of the worker of a gang that has this rank.")
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep printing new output until the experiment ends.")
     ] = False,
@@ -411,6 +416,8 @@ def logs(
 
     is_terminal = sys.stdout.isatty()
     with open_experiment(name, server) as experiment:
-        for printed_by, line in experiment.lines(trial, process=process, follow=follow):
+        for printed_by, its_rank, line in experiment.lines(trial, rank=rank, process=process, follow=follow):
             text = harmless(line) if is_terminal else line
-            print(text if trial is not None or printed_by is None else f"[trial {printed_by}] {text}", flush=True)
+            by_trial = "" if trial is not None or printed_by is None else f"[trial {printed_by}] "
+            by_rank = "" if rank is not None or its_rank is None else f"rank {its_rank} | "
+            print(f"{by_trial}{by_rank}{text}", flush=True)

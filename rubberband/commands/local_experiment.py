@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rubberband.client.models import ExperimentDetail, ExperimentView, Extension
 from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder, folders, open_folder, read_labels, stamp_of
 from rubberband.executor.journal.inbox import DriverRequest, Inbox, NewTrials, pool_of
-from rubberband.executor.logs.pages import PrintedLine, page, trial_files
+from rubberband.executor.logs.pages import PrintedLine, Wanted, page, trial_files
 from rubberband.executor.run.follower import JournalFollower, at_work, explaining, outcome_of
 from rubberband.files import write_atomically
 from rubberband.states import OVER, Action, ExperimentState, Fact, obstacle, pool_sets_instances
@@ -141,8 +142,10 @@ class LocalExperiment:
 
         return obstacle(ExperimentState(view["state"]), action, holds)
 
-    def lines(self, trial: int | None, *, process: bool, follow: bool) -> Iterator[tuple[int | None, str]]:
-        """Iterate over the output of its trials (or one, or its process) and failures, as (trial, text).
+    def lines(
+        self, trial: int | None, *, rank: int | None = None, process: bool, follow: bool
+    ) -> Iterator[tuple[int | None, int | None, str]]:
+        """Iterate over the output of its trials (or one, or its process) and failures, as (trial, rank, text).
 
         With `follow`, wait for more until it has ended. Raises InputError if the trial does not exist.
         """
@@ -153,23 +156,23 @@ class LocalExperiment:
         cursor: str | None = None
         while True:
             is_whole = not follow or view["state"] != "running"
-            found, cursor = self._page(trial, process, cursor, is_whole)
-            yield from ((line.trial, line.text) for line in found)
-            if not found and is_whole:
+            found, following = self._page(trial, process, cursor, is_whole, Wanted(rank=rank))
+            yield from ((line.trial, line.rank, line.text) for line in found)
+            goes_on, cursor = bool(found) or following != cursor, following
+            if not goes_on and is_whole:
                 return
-            if not found:
+            if not goes_on:
                 time.sleep(FOLLOW_EVERY_S)
                 view = self.look()
 
     def _page(
-        self, trial: int | None, process: bool, cursor: str | None, is_whole: bool
+        self, trial: int | None, process: bool, cursor: str | None, is_whole: bool, wanted: Wanted
     ) -> tuple[list[PrintedLine], str]:
+        read = partial(page, cursor=cursor, limit=PAGE_LINES, is_whole=is_whole, wanted=wanted)
         if process:
-            files: dict[int | None, Path] = {None: self._folder.process_log}
-            return page(files, (), cursor=cursor, limit=PAGE_LINES, is_whole=is_whole)
+            return read({None: self._folder.process_log}, ())
         failures = [failure for failure in self._follower.failures if trial in (None, failure.trial)]
-        files = trial_files(self._folder.logs, trial)
-        return page(files, failures, cursor=cursor, limit=PAGE_LINES, is_whole=is_whole)
+        return read(trial_files(self._folder.logs, trial), failures)
 
     def _ask(self, kind: Any, **limits: Any) -> None:
         request = DriverRequest(id=f"{kind}-{uuid.uuid4()}", kind=kind, asked_at=time.time(), **limits)

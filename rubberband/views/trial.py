@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -133,6 +134,13 @@ def gang_uses(result: Result, trial: int) -> list[GangUse]:
             )
         )
     return found
+
+
+def most_workers(result: Result | None, trial: int | None = None) -> int:
+    """Return the workers of the largest gang so far, of one trial or all; 0 before the first."""
+    busy = () if result is None else result.busy
+    gangs = Counter((use.trial, use.start_s) for use in busy if trial in (None, use.trial))
+    return max(gangs.values(), default=0)
 
 
 def _order(paid: tuple[Busy, float]) -> tuple[float, int, str, int]:

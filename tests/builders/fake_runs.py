@@ -173,7 +173,7 @@ class FakeRuns:
         cursor, limit = options.get("cursor") or 0, options["limit"]
         begin = max(0, len(self.printed) - limit) if cursor == TAIL else int(cursor)
         found = self.printed[begin : begin + limit]
-        return [line for line in found if options.get("search", "") in line.text], str(begin + len(found))
+        return list(filter(options["wanted"].shows, found)), str(begin + len(found))
 
     def _known(self, name: str) -> Submission:
         found = self.store.submission(name)

@@ -28,7 +28,8 @@ def command_line(tmp_path: Path) -> CommandLine:
 
 def trained(command_line: CommandLine, trial: int) -> Counter[int]:
     lines = command_line.shows("logs", "sleepy", str(trial)).splitlines()
-    return Counter(int(line.split()[1]) for line in lines if line.startswith("iteration "))
+    texts = [line.rpartition(" | ")[2] for line in lines]
+    return Counter(int(text.split()[1]) for text in texts if text.startswith("iteration "))
 
 
 def in_the_middle(result: Result) -> bool:

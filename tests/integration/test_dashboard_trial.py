@@ -12,8 +12,18 @@ from typing import Any
 import pytest
 import yaml
 
-from rubberband.executor import ExperimentFolder, Faults, Inbox, Journal, TrialStopRequested, sqlite_url
+from rubberband.executor import (
+    ExperimentFolder,
+    Faults,
+    Inbox,
+    Journal,
+    LogPump,
+    TrialLog,
+    TrialStopRequested,
+    sqlite_url,
+)
 from rubberband.executor import read_journal as read
+from rubberband.views.trial import most_workers
 from tests.builders.browser import drawn, expect, visiting
 from tests.builders.dashboard_site import journals
 from tests.builders.journalled_runs import Recorded, recorded, words
@@ -131,3 +141,28 @@ def test_a_trial_is_stopped_by_a_button_after_a_question(
         expect(page.locator("h1 .badge")).to_have_text("stopped")
         expect(button).to_have_count(0)
         expect(page.locator("#checkpoints li")).to_have_count(1)
+
+
+def test_the_log_of_a_gang_shows_ranks_and_is_filtered_by_one(browser: Any, tmp_path: Path, run: Recorded) -> None:
+    folder = run.put(tmp_path)
+    largest = most_workers(read(folder), TRIAL)
+    assert largest > 1, "the run has a gang of several"
+    log = folder.logs / f"trial-{TRIAL:03}.log"
+    for rank in (None, 1, 0):
+        line = "".join(f"step {step}\n" for step in range(6000)) if rank == 0 else f"begun by {rank}\n"
+        with closing(LogPump()) as pump, pump.redirected(TrialLog(path=log, limit_bytes=10**6, rank=rank)):
+            print(line, end="")
+    with journals(tmp_path, "grown") as address, visiting(browser, address) as visit:
+        page = visit.open(f"/experiments/grown/trials/{TRIAL}")
+        lines, choice = page.locator("#log-lines > div"), page.get_by_role("combobox", name="rank")
+        expect(lines.last).to_have_text("rank 0 | step 5999")
+        expect(choice.locator("option")).to_have_text(["all ranks", *(f"rank {rank}" for rank in range(largest))])
+        choice.select_option("rank 1")
+        expect(lines).to_have_text(["begun by 1"])
+        expect(page.locator("#log-note")).to_have_text("The last line of rank 1.")
+        page.get_by_role("searchbox").fill("step")
+        expect(page.locator("#log-note")).to_have_text("No line of rank 1 has “step”.")
+        choice.select_option("all ranks")
+        expect(page.locator("#log-note")).to_have_text("The last 2000 lines with “step”.")
+        page.get_by_role("searchbox").fill("begun")
+        expect(lines).to_have_text(["begun by None", "rank 1 | begun by 1"])

@@ -114,6 +114,9 @@ def test_the_output_of_a_trial_is_in_its_log(talk: Conversation, directory: Path
     log = (directory / "logs" / "trial-001.log").read_text()
     assert "setup of trial 1, rank 0" in log
     assert "setup of trial 1, rank 1" in log
+    lines, _ = page({LONG: directory / "logs" / "trial-001.log"}, (), cursor=None, limit=1000, is_whole=True)
+    set_up = {(line.rank, line.text) for line in lines if "setup of trial" in line.text}
+    assert set_up == {(rank, f"setup of trial 1, rank {rank}") for rank in (0, 1)}
 
 
 def test_endless_output_of_a_trial_keeps_its_beginning_and_end(talk: Conversation, directory: Path) -> None:

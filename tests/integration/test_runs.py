@@ -23,7 +23,8 @@ def acknowledged(result: Result) -> dict[int, int]:
 
 def iterations_trained(command_line: CommandLine, trial: int) -> Counter[int]:
     lines = command_line.shows("logs", "sleepy", str(trial)).splitlines()
-    return Counter(int(line.split()[1]) for line in lines if line.startswith("iteration "))
+    texts = [line.rpartition(" | ")[2] for line in lines]
+    return Counter(int(text.split()[1]) for text in texts if text.startswith("iteration "))
 
 
 @pytest.fixture(scope="module")

@@ -196,7 +196,14 @@ def test_logs_continue_where_a_reader_was(service: FakeService) -> None:
     assert len(rest["lines"]) == 2
     service.runs.printed.append(PrintedLine(trial=None, text="more"))
     more = service.client.get(f"/v1/experiments/test/logs?cursor={rest['next']}").json()
-    assert more["lines"] == [{"trial": None, "text": "more"}]
+    assert more["lines"] == [{"trial": None, "rank": None, "text": "more"}]
+
+
+def test_lines_of_a_gang_have_ranks_and_are_read_by_one(service: FakeService) -> None:
+    service.add("test")
+    service.runs.printed = [PrintedLine(trial=3, rank=number % 2, text=f"line {number}") for number in range(4)]
+    of_one = service.client.get("/v1/experiments/test/logs?rank=1").json()["lines"]
+    assert of_one == [{"trial": 3, "rank": 1, "text": f"line {number}"} for number in (1, 3)]
 
 
 def test_cancel_is_accepted_again_and_resume_once_there_is_something_to_resume(service: FakeService) -> None:

@@ -20,7 +20,7 @@ from rubberband.api.store.schema import SCOPES
 from rubberband.errors import InputError
 from rubberband.executor import CheckpointRef, make_store, trial_files
 from rubberband.executor.checkpoints.folders import pack, write_archive
-from rubberband.executor.logs.pages import page
+from rubberband.executor.logs.pages import Wanted, page
 from rubberband.executor.result.parts import ArtifactResult, KeptCheckpoint
 from rubberband.states import ExperimentState
 from tests.builders.fake_runs import FakeService, fake_service
@@ -167,7 +167,9 @@ def test_a_search_finds_all_lines_of_a_log_in_upper_or_lower_case(tmp_path: Path
     cursor, following = None, ""
     while cursor != following:
         cursor = following or None
-        more, following = page(trial_files(tmp_path, 3), (), cursor=cursor, limit=7, is_whole=True, search="loss")
+        more, following = page(
+            trial_files(tmp_path, 3), (), cursor=cursor, limit=7, is_whole=True, wanted=Wanted(text="loss")
+        )
         assert len(more) <= 7
         found += [line.text for line in more]
     assert found == [line for line in lines if "LOSS" in line]

@@ -342,6 +342,19 @@ def test_logs_are_followed_until_the_experiment_is_over() -> None:
         assert [line["text"] for line in client.logs("digits", follow=True)] == ["one", "two", "last"]
 
 
+def test_logs_of_one_rank_go_on_past_a_page_without_its_lines() -> None:
+    pages = iter([([], "1"), ([], "2"), (["late"], "3"), ([], "3")])
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        assert request.url.params["rank"] == "1"
+        texts, following = next(pages)
+        lines = [{"trial": 0, "rank": 1, "text": text} for text in texts]
+        return httpx.Response(200, json={"lines": lines, "next": following})
+
+    with answering(handler) as client:
+        assert [line["text"] for line in client.logs("digits", rank=1)] == ["late"]
+
+
 def test_both_clients_have_the_same_methods() -> None:
     def surface(kind: type) -> dict[str, list[str]]:
         methods = {name: member for name, member in vars(kind).items() if not name.startswith("_") and callable(member)}

@@ -33,7 +33,7 @@ from rubberband.executor import (
     write_ending,
     write_order,
 )
-from rubberband.executor.logs.pages import page
+from rubberband.executor.logs.pages import Wanted, page
 from rubberband.executor.run.follower import Failure
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
@@ -213,7 +213,9 @@ def test_trials_and_their_failures_are_reported_with_their_numbers(tmp_path: Pat
 def test_output_and_reasons_of_failures_are_found_in_upper_and_lower_case(tmp_path: Path, search: str) -> None:
     for trial in (0, 1):
         (tmp_path / f"trial-{trial:03d}.log").write_text(f"Hello from {trial}\nother\n")
-    lines, _ = page(trial_files(tmp_path, None), FAILED, cursor=None, limit=100, is_whole=True, search=search)
+    lines, _ = page(
+        trial_files(tmp_path, None), FAILED, cursor=None, limit=100, is_whole=True, wanted=Wanted(text=search)
+    )
     assert texts(lines) == (["Hello from 0", "Hello from 1"] if search.lower() == "hello" else ["Traceback"])
 
 

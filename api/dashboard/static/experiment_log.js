@@ -10,6 +10,8 @@ export function followLog(name) {
   const note = document.getElementById("log-note");
   const follow = document.getElementById("log-follow");
   const trial = document.getElementById("log-trial");
+  const rank = document.getElementById("log-rank");
+  const ranks = document.getElementById("log-ranks");
   const search = document.getElementById("log-search");
   let cursor = END;
   let reading = null;
@@ -18,6 +20,7 @@ export function followLog(name) {
 
   const isOver = () => !document.querySelector("h1 .badge:is(.running, .starting, .queued, .live)");
   const words = () => search.value.trim();
+  const isFiltered = () => words() !== "" || rank.value !== "";
   const source = () => document.querySelector("#log-source input:checked").value;
 
   async function read() {
@@ -27,6 +30,7 @@ export function followLog(name) {
       if (cursor) asked.set("cursor", cursor);
       if (words()) asked.set("search", words());
       if (source() === "trials" && trial.value !== "") asked.set("trial", trial.value);
+      if (source() === "trials" && rank.value !== "") asked.set("rank", rank.value);
       const answer = await fetch(`/v1/experiments/${name}/logs?${asked}`, { headers: { Accept: "application/json" } });
       const page = await answer.json();
       if (mine !== turn) return;
@@ -34,15 +38,17 @@ export function followLog(name) {
         note.textContent = page.detail ?? "The log cannot be read now.";
         return;
       }
-      goesOn = page.lines.length >= AT_ONCE || (words() !== "" && page.next !== cursor);
+      goesOn = page.lines.length >= AT_ONCE || (isFiltered() && page.next !== cursor);
       cursor = page.next;
       add(page.lines);
     }
   }
 
   function add(fresh) {
+    offerRanks(fresh);
     const shown = fresh.slice(-MOST_LINES).map((line) => make("div", {},
-      line.trial === null || trial.value !== "" ? null : make("b", {}, `${line.trial}  `), ...marked(line.text, words())));
+      line.trial === null || trial.value !== "" ? null : make("b", {}, `${line.trial}  `),
+      line.rank === null || rank.value !== "" ? null : make("b", {}, `rank ${line.rank} | `), ...marked(line.text, words())));
     lines.append(...shown);
     while (lines.childElementCount > MOST_LINES) lines.firstChild.remove();
     const shownLines = lines.childElementCount;
@@ -50,10 +56,22 @@ export function followLog(name) {
     if (follow.checked && fresh.length) lines.scrollTop = lines.scrollHeight;
   }
 
+  // The gang may have grown since the page was made.
+  function offerRanks(fresh) {
+    const highest = fresh.reduce((most, line) => Math.max(most, line.rank ?? 0), 0);
+    if (!highest) return;
+    for (let next = rank.length - 1; next <= highest; next += 1) {
+      rank.append(make("option", { value: String(next) }, `rank ${next}`));
+    }
+    ranks.hidden = false;
+  }
+
   function sentence(count) {
     const still = isOver() ? "" : " yet";
-    if (!count) return words() ? `No line has “${words()}”${still}.` : `Nothing was printed${still}.`;
-    const which = words() ? ` with “${words()}”` : "";
+    const by = rank.value === "" ? "" : ` of rank ${rank.value}`;
+    if (!count && words()) return `No line${by} has “${words()}”${still}.`;
+    if (!count) return by ? `The log has no line${by}${still}.` : `Nothing was printed${still}.`;
+    const which = by + (words() ? ` with “${words()}”` : "");
     return count === 1 ? `The last line${which}.` : `The last ${count} lines${which}.`;
   }
 
@@ -65,17 +83,19 @@ export function followLog(name) {
 
   async function anew() {
     turn += 1;
-    cursor = words() ? "" : END; // a search begins at the beginning
+    cursor = isFiltered() ? "" : END; // a search begins at the beginning
     lines.replaceChildren();
     await reading;
     more();
   }
 
   document.getElementById("log-source").addEventListener("change", () => {
-    trial.disabled = source() !== "trials";
+    trial.disabled = rank.disabled = source() !== "trials";
+    if (rank.disabled) rank.value = "";
     anew();
   });
   trial.addEventListener("change", anew);
+  rank.addEventListener("change", anew);
   search.addEventListener("input", () => {
     clearTimeout(searched);
     searched = setTimeout(anew, 250);
