@@ -19,7 +19,7 @@ from rubberband.api.dashboard.frame import render
 from rubberband.api.dashboard.listing import badge
 from rubberband.api.dashboard.trials_table import whole
 from rubberband.api.routes import NAME_PATTERN, Reader, Service, Serving
-from rubberband.executor.result.parts import StageResult
+from rubberband.executor.result.parts import StageResult, TrialResult
 from rubberband.executor.result.result import Result
 from rubberband.states import ACTIVE
 from rubberband.units import counted, duration, gpus_each, shown
@@ -78,6 +78,8 @@ class ComparedFigure:
     text: str = "-"
     note: str = ""
     best: bool = False
+    trial: int | None = None
+    """The trial that it is of, whose page its note leads to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ def _best_line(compared: Sequence[Compared], metric: str, mode: str) -> Compared
         if found is None or best is None:
             return ComparedFigure()
         note = "" if best.standing is None else best.standing.note
-        return ComparedFigure(number(found), f"trial {best.trial}, {counted(best.iterations, 'iteration')}{note}")
+        return ComparedFigure(number(found), f"{counted(best.iterations, 'iteration')}{note}", trial=best.trial)
 
     def rank(result: Result) -> float | None:
         if (found := value(result)) is None or (result.best is not None and result.best.feasible is False):
@@ -318,12 +320,7 @@ def _flat(words: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]
 
 def curves_of(compared: Sequence[Compared]) -> Figure | None:
     """Return the learning curves of the best trials, a colour for each experiment; of the most common metric."""
-    metrics = _metrics(compared)
-    ours = [
-        (at, one.result)
-        for at, one in enumerate(compared)
-        if one.result is not None and [(one.result.metric, one.result.mode)] == metrics[:1]
-    ]
+    metrics, ours = _metrics(compared), _of_one_metric(compared)
     horizon_s = max((result.actual_jct_s for _, result in ours), default=0.0)
     unit, unit_s = time_unit(horizon_s)
     drawn = [trace for at, result in ours for trace in _curves(at, result, unit_s)]
@@ -341,9 +338,25 @@ def curves_of(compared: Sequence[Compared]) -> Figure | None:
     return curves_chart(drawn, axes[0], None, metrics[0][0], buttons)
 
 
+def _of_one_metric(compared: Sequence[Compared]) -> list[tuple[int, Result]]:
+    """Return the results with the most common metric, each with its place."""
+    metrics = _metrics(compared)
+    results = [(at, one.result) for at, one in enumerate(compared) if one.result is not None]
+    return [(at, result) for at, result in results if [(result.metric, result.mode)] == metrics[:1]]
+
+
+def _drawn(result: Result) -> list[TrialResult]:
+    return [trial for trial in ranked(result)[:_MOST_CURVES] if trial.curve]
+
+
+def _legend(compared: Sequence[Compared]) -> list[tuple[int, str, int]]:
+    """Return place, name and best trial of the experiments whose curves are drawn."""
+    return [(at, result.name, trial.trial) for at, result in _of_one_metric(compared) for trial in _drawn(result)[:1]]
+
+
 def _curves(at: int, result: Result, unit_s: float) -> Iterator[Figure]:
     """Iterate over the traces of an experiment: its other good trials, thin, and then its best."""
-    best = [trial for trial in ranked(result)[:_MOST_CURVES] if trial.curve]
+    best = _drawn(result)
     costs_usd = shares(result, best)
     for trial in reversed(best):
         last, step = len(trial.curve) - 1, 1 + len(trial.curve) // _MOST_REPORTS
@@ -354,6 +367,7 @@ def _curves(at: int, result: Result, unit_s: float) -> Iterator[Figure]:
             "mode": "lines+markers" if is_best and len(kept) <= 60 else "lines",
             "name": f"{chart_text(result.name)}, trial {trial.trial}",
             "legendgroup": result.name,
+            "meta": {"href": f"/experiments/{result.name}/trials/{trial.trial}"},
             "showlegend": is_best,
             "xs": (
                 [iterations for _, iterations, _ in curve],
@@ -417,6 +431,8 @@ def _compared(service: Service, asked: Sequence[str], iterations: int) -> dict[s
         "after": iterations,
         "left_out": [one.row.name for one in compared if one.result and metrics[:1] != _metrics([one])],
         "metric": printable(metrics[0][0]) if metrics else "",
+        "legend": _legend(compared),
+        "bests": [then.best.trial if (then := one.standings) and then.best else None for one in compared],
         "figures": Markup(script_json({} if curves is None else {"compared": curves})),
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,14 +69,18 @@ def _shown(service: Service) -> dict[str, Any]:
     assert shared is not None, "there is a view"
     assert admission is not None, "there is a view"
     found = _Pool(shared=shared, admission=admission, view=view, status=_status(shared), now=now)
+    tenants = () if found.status is None else found.status["tenants"]
+    known = service.store.existing({tenant["experiment"] for tenant in tenants})
+    known |= {member["name"] for member in view["experiments"]}
     return {
         "pool": view,
         "cards": _cards(found),
         "members": [_member(member, now) for member in view["experiments"]],
         "tables": list(_tables(service, found)),
         "charts": CHARTS,
+        "known": known,
         "is_silent": shared.folder is not None and found.status is None,
-        "figures": Markup(script_json(_figures(found))),
+        "figures": Markup(script_json(_figures(found, known))),
     }
 
 
@@ -89,13 +93,18 @@ def _status(pool: SharedPool) -> PoolStatus | None:
         return None
 
 
-def _figures(pool: _Pool) -> dict[str, Any]:
+def _figures(pool: _Pool, known: Collection[str]) -> dict[str, Any]:
+    """Return the charts; what is drawn of experiments that the service knows leads to their pages."""
     loans = [] if pool.status is None else pool.status["loans"]
     calendar = pool.admission.calendar()
     colours = colours_of([*(loan["experiment"] for loan in loans), *calendar.promises])
     promised = promises_chart(calendar, pool.now, colours)
     drawn = {} if promised is None else {"promises": promised}
-    return drawn | ({} if pool.status is None else pool_charts(pool.status, colours))
+    drawn |= {} if pool.status is None else pool_charts(pool.status, colours)
+    for trace in (trace for figure in drawn.values() for trace in figure["data"]):
+        if trace.get("name") in known:
+            trace["meta"] = {"href": f"/experiments/{trace['name']}"}
+    return drawn
 
 
 def _cards(pool: _Pool) -> list[Card]:

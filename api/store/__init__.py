@@ -270,6 +270,11 @@ class Store:
             row = connection.execute(sql.select(SUBMISSIONS).where(_columns.name == name)).first()
         return None if row is None else self._submission(row)
 
+    def existing(self, names: Collection[str]) -> set[str]:
+        """Return those names that experiments have."""
+        with self._database.reading() as connection:
+            return set(connection.scalars(sql.select(_columns.name).where(_columns.name.in_(sorted(names)))))
+
     def submissions(
         self,
         *,

@@ -350,6 +350,21 @@ def test_experiments_are_compared_on_a_phone(browser: Any, home: Home) -> None:
         visit.shot("compare-phone")
 
 
+def test_a_curve_and_the_line_below_lead_from_a_comparison_to_a_trial(browser: Any, home: Home) -> None:
+    with visiting(browser, home.address) as visit:
+        page = visit.open("/compare?name=still&name=grown")
+        drawn(page, "compared")
+        link = page.locator("#n-compared").get_by_role("link", name=re.compile("^trial ")).first
+        address = link.get_attribute("href")
+        page.locator("#c-compared").scroll_into_view_if_needed()
+        at = f"{chart('compared')}.data.findIndex((trace) => trace.meta.href === '{address}')"
+        curve = page.evaluate(at)
+        page.evaluate(
+            f"{chart('compared')}.emit('plotly_click', {{ points: [{{ data: {chart('compared')}.data[{curve}] }}] }})"
+        )
+        page.wait_for_url(lambda url: url.endswith(address))
+
+
 def test_actions_are_done_by_keyboard_and_an_extension_is_looked_at_first(browser: Any, home: Home) -> None:
     inbox = Inbox(home.folders["asked"].inbox)
     with visiting(browser, home.address) as visit:

@@ -235,6 +235,23 @@ def test_any_two_results_are_compared(service: FakeService, which: str) -> None:
     assert list(figures) == ["compared"]
 
 
+def test_every_name_of_an_experiment_and_a_trial_leads_to_its_page(service: FakeService) -> None:
+    results = {"ann": a_result(), "ben": better(a_result(), 0.1), "cal": a_result(a_job(metric="loss"))}
+    for name, result in results.items():
+        service.runs.results[name] = dataclasses.replace(result, name=name)
+        service.add(name, summary=Summary(started_at=1.0, stages=3), state=ExperimentState.DONE)
+    html = re.sub(
+        r"<script.*?</script>|<datalist.*?</datalist>", "", shown(service, "ann", "ben", "cal"), flags=re.DOTALL
+    )
+    best = results["ann"].best
+    assert best is not None
+    at = f'<a href="/experiments/ann/trials/{best.trial}">'
+    assert html.count(f"{at}trial {best.trial}</a>") == 3, "below the curves, as the best, and above its configuration"
+    assert 'left out: <a href="/experiments/cal">cal</a>.' in html
+    unlinked = re.sub(r"<a .*?</a>|<[^>]+>", "", html, flags=re.DOTALL)
+    assert not re.search(r"\b(ann|ben|cal)\b|trial \d", unlinked.partition("Compare 3 experiments")[2])
+
+
 def test_the_best_of_a_line_is_marked_of_one_metric_and_of_what_is_done() -> None:
     result = a_result()
     cheap = dataclasses.replace(result, actual_cost_usd=0.001, outcome="budget")

@@ -52,7 +52,8 @@ def test_the_page_shows_who_holds_what_until_when_and_each_tokens_share(tmp_path
             add(service, "a", "ann", [(2, 600.0)])
             add(service, "c", "ben", [])
             page = shown(service)
-    assert '<a href="/experiments/a">a</a>' in page
+    assert page.count('<a href="/experiments/a">a</a>') == 2, "a row of those that run, and one of the loans"
+    assert ">b&lt;script&gt;</td>" in page, "the service does not know it"
     assert re.search(r"2 GPUs</td> <td[^>]*>now, ends in (10m|9m\d+s)<", page), page
     assert "none: it has no deadline" in page
     ann, ben = (
@@ -64,6 +65,9 @@ def test_the_page_shows_who_holds_what_until_when_and_each_tokens_share(tmp_path
     assert re.findall(r">([^<>]+)</td>", ben[1])[3:] == ["20 %", "0.25 USD", "none"]
     figures = json.loads(re.search(r'id="figures">(.*?)</script>', page)[1])  # type: ignore[index]
     assert set(figures) == {"promises", "loans", "spend"}
+    leads = {trace["name"]: trace.get("meta") for trace in figures["loans"]["data"]}
+    assert leads["a"] == {"href": "/experiments/a"}
+    assert leads["b<script>"] is None
     assert "b<script>" not in page, "names never become markup"
     assert "provider&#39;s bill" in page
     assert 'aria-label="3 % of the cap"' in page

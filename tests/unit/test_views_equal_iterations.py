@@ -115,7 +115,7 @@ def test_experiments_are_compared_then(shown: FakeService) -> None:
     best = after(RESULT, 1).best
     assert best is not None
     assert f"best {RESULT.metric} ({RESULT.mode}) after 1" in html
-    assert f"trial {best.trial}, 1 iteration<" in html
+    assert f">trial {best.trial}</a>, 1 iteration<" in html
     assert re.findall(r'<a href="/compare\?name=one&amp;name=two(&amp;after=3)?">(\w+ ?\d?)</a>', html) == [
         ("", "latest"),
         ("&amp;after=3", "after 3"),

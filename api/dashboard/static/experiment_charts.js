@@ -43,7 +43,8 @@ export async function showFigure(name, latest) {
   const meta = figure.layout.meta ?? {};
   const note = section.querySelector(".note");
   note.dataset.whole ??= note.textContent;
-  note.textContent = meta.note ?? note.dataset.whole;
+  const words = meta.note ?? note.dataset.whole;
+  if (note.textContent !== words) note.textContent = words; // it may have links
   if (meta.parameters) offerPairs(section, meta);
   const isColumn = meta.panels && narrow.matches;
   element.parentElement.style.minWidth = meta.least_width_px && !isColumn ? `${meta.least_width_px}px` : "";
@@ -51,7 +52,7 @@ export async function showFigure(name, latest) {
   if (COMPARING.includes(name)) offerIterations(section);
   if (isCurves) offerViews(section, () => redraw(name));
   await draw(element, meta.axes ? brushed(figure) : isCurves ? viewed(figure) : figure);
-  leadToTrials(element);
+  leadToPages(element);
   offerFiles(section, element, name);
   section.dispatchEvent(new Event("drawn", { bubbles: true }));
   if (meta.axes) overlay(section, element, figure, () => redraw(name));
@@ -72,20 +73,20 @@ function offerFiles(section, element, name) {
   section.querySelector(".note").after(make("div", { class: "files" }, button("png"), button("svg")));
 }
 
-// A click on a point, a curve or a bar of a trial leads to its page.
-function leadToTrials(element) {
-  const trials = document.getElementById("live")?.dataset.trials;
-  if (!trials || !element.on || element.dataset.leads) return;
+// A click on a point, a curve or a bar of a trial or an experiment leads to its page.
+function leadToPages(element) {
+  if (!element.on || element.dataset.leads) return;
   element.dataset.leads = "yes";
   element.on("plotly_click", ({ points: [point] }) => {
-    const trial = trialOf(point);
-    if (trial !== null) window.location.assign(`${trials}/${trial}`);
+    const address = addressOf(point);
+    if (address) window.location.assign(address);
   });
 }
 
-function trialOf({ customdata }) {
+function addressOf({ data, customdata }) {
+  const trials = document.getElementById("live")?.dataset.trials;
   const [first] = Array.isArray(customdata) ? customdata : [customdata];
-  return /^\d+$/.test(String(first)) ? Number(first) : null;
+  return data.meta?.href ?? (trials && /^\d+$/.test(String(first)) ? `${trials}/${Number(first)}` : null);
 }
 
 // The figure with the chosen button of its menu pressed, and without the menu.
