@@ -187,7 +187,7 @@ def story(result: Result) -> list[StoryLine]:
         for trial in result.trials
         if trial.stopped_s is not None
     ]
-    found += [_decided(result, decision) for decision in result.decisions]
+    found += [_decided(result, decisions[-1], len(decisions)) for decisions in in_a_row(result.decisions)]
     looks = {decision.at_s for decision in result.decisions}
     for worth in result.worths:
         if worth.at_s in looks or (worth is result.worths[-1] and result.outcome == "unfinished"):
@@ -222,12 +222,25 @@ def _syncs(result: Result) -> Iterator[StoryLine]:
         yield StoryLine(at_s=at_s, what=what, text=text, kind="sync")
 
 
-def _decided(result: Result, decision: DecisionResult) -> StoryLine:
+def in_a_row(decisions: Sequence[DecisionResult]) -> list[list[DecisionResult]]:
+    """Return the decisions in order: each that changed the plan alone, and together those in a row that did not."""
+    found: list[list[DecisionResult]] = []
+    for decision in decisions:
+        if found and not decision.changed and not found[-1][-1].changed:
+            found[-1].append(decision)
+        else:
+            found.append([decision])
+    return found
+
+
+def _decided(result: Result, decision: DecisionResult, times: int = 1) -> StoryLine:
+    """Return the line of a decision; `times`: it is the latest of so many in a row that changed nothing."""
     expected = f"{duration(decision.jct_s)} and {usd(decision.cost_usd)} USD expected"
     if decision.changed:
         expected += f", before {duration(decision.present_jct_s)} and {usd(decision.present_cost_usd)} USD"
     kind = "changed" if decision.changed else "kept"
     what = f"plan {'changed' if decision.changed else 'unchanged'} from {result.stages[decision.stage].title} on"
+    what = f"plan unchanged {times} times in a row" if times > 1 else what
     return StoryLine(at_s=decision.at_s, what=what, text=f"{printable(decision.reason)} ({expected})", kind=kind)
 
 

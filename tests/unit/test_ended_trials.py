@@ -403,7 +403,7 @@ def test_a_trials_end_is_shown_beside_its_status() -> None:
     assert "completed (ended at 2)" in rows.result_html(result)
     assert Result.from_json(result.to_json()).trials[0].status_text == "completed (ended at 2)"
     assert any(line.startswith("stage 1: 1 trial of 2 x 2 iterations") for line in said)
-    assert any(line.startswith("stage 1: training 1 trial of 2 on") for line in said)
+    assert sum(line.startswith("stage 1: ") for line in said) == 1
     assert any(line.startswith("SYNC 0") and line.count("2 ended early") == 1 for line in said)
     assert not any(line.startswith("stage 2") for line in said)
     assert [row.iterations for row in stage_rows(result)] == ["9 of 9", "1 of 1", "0 of 0"]

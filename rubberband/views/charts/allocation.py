@@ -20,6 +20,7 @@ from rubberband.views.charts.parts import (
     chart,
     chart_text,
     end_s,
+    first_start_s,
     marks,
     scatter,
     slots_per_instance,
@@ -94,11 +95,12 @@ def allocation(result: Result) -> Figure | None:
 
 
 def gangs(result: Result, trial: int) -> Figure | None:
-    """Return the chart of the GPUs that a trial had over time; None if it had none."""
+    """Return the chart of the GPUs that a trial had over time, from its first start on; None if it had none."""
     ours = replace(result, busy=tuple(use for use in result.busy if use.trial == trial))
     rows = sorted({(use.instance, use.gpu) for use in ours.busy})
     if not rows:
         return None
+    begin_s = first_start_s(result, trial)
     horizon_s = max(beyond_s(result), *(use.end_s for use in ours.busy))
     unit, unit_s = time_unit(horizon_s)
     bars = _busy_bars(ours, ours.busy, unit_s)
@@ -108,12 +110,12 @@ def gangs(result: Result, trial: int) -> Figure | None:
     return chart(
         bars,
         _gantt_px(len(rows)) + _AROUND_PX,
-        time_axis(unit, horizon_s / unit_s),
+        time_axis(unit, horizon_s / unit_s, begin=begin_s / unit_s),
         _slot_axis([_row(instance, gpu) for instance, gpu in rows], 1, result.slot_name) | {"title": {"text": ""}},
         barmode="overlay",
         bargap=_GAP,
         showlegend=True,
-        **marks(result, horizon_s, unit_s),
+        **marks(result, horizon_s, unit_s, begin_s),
     )
 
 

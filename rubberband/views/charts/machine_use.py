@@ -11,7 +11,17 @@ from rubberband.executor.result.batch_history import UseStretch
 from rubberband.executor.result.parts import TrialResult
 from rubberband.executor.result.result import Result
 from rubberband.units import duration, format_bytes
-from rubberband.views.charts.parts import LABELS_PX, Figure, beyond_s, chart, marks, scatter, time_axis, time_unit
+from rubberband.views.charts.parts import (
+    LABELS_PX,
+    Figure,
+    beyond_s,
+    chart,
+    first_start_s,
+    marks,
+    scatter,
+    time_axis,
+    time_unit,
+)
 
 _WAITS = {"data_s": "data", "peers_s": "other workers", "checkpoint_s": "checkpoints"}
 """Field -> what training waited for."""
@@ -186,6 +196,7 @@ def use_over_time(result: Result, trial: int) -> Figure | None:
         return None
     lines = _drawn(stretches)
     panels = list(dict.fromkeys(line.panel for line in lines))
+    begin_s = first_start_s(result, trial)
     horizon_s = max(beyond_s(result), stretches[-1].end_s)
     unit, unit_s = time_unit(horizon_s)
     axes = _panel_axes(panels, use_px(stretches) - _AROUND_PX)
@@ -193,10 +204,11 @@ def use_over_time(result: Result, trial: int) -> Figure | None:
     return chart(
         traces,
         use_px(stretches),
-        time_axis(unit, horizon_s / unit_s) | {"anchor": "y" if len(panels) == 1 else f"y{len(panels)}"},
+        time_axis(unit, horizon_s / unit_s, begin=begin_s / unit_s)
+        | {"anchor": "y" if len(panels) == 1 else f"y{len(panels)}"},
         axes.pop("yaxis"),
         **axes,
-        **marks(result, horizon_s, unit_s),
+        **marks(result, horizon_s, unit_s, begin_s),
         showlegend=True,
         margin={"l": LABELS_PX, "r": 10, "t": 24, "b": 96},
         meta={"note": f"{_of_trial(stretches)} Means over its gang, measured about every 5 s."},

@@ -58,9 +58,9 @@ def axis(title: str, **more: Any) -> Figure:
     return {"title": {"text": title}, **more}
 
 
-def time_axis(unit: str, horizon: float, since: str = "time since the start") -> Figure:
-    """Return an axis of time from 0 to a little beyond the horizon, in `unit`."""
-    return axis(f"{since} ({unit})", range=[0, horizon * 1.02])
+def time_axis(unit: str, horizon: float, since: str = "time since the start", begin: float = 0.0) -> Figure:
+    """Return an axis of time from `begin` to a little beyond the horizon, in `unit`."""
+    return axis(f"{since} ({unit})", range=[begin, begin + (horizon - begin) * 1.02])
 
 
 def line_at(value: float, across: str, line: Figure) -> Figure:
@@ -86,6 +86,11 @@ def end_s(result: Result, instance: InstanceResult) -> float:
     return result.actual_jct_s if instance.ended_s is None else instance.ended_s
 
 
+def first_start_s(result: Result, trial: int) -> float:
+    """Return the first instant at which a trial had a GPU, where its own charts begin; 0 if it had none."""
+    return min((use.start_s for use in result.busy if use.trial == trial), default=0.0)
+
+
 def beyond_s(result: Result) -> float:
     """Return the end of all that is billed: the last SYNC, or the release of the last instance."""
     return max([result.actual_jct_s, *(end_s(result, instance) for instance in result.instances)])
@@ -98,28 +103,32 @@ def time_unit(horizon_s: float) -> tuple[str, float]:
     return ("minutes", 60.0) if horizon_s <= 3 * 3600 else ("hours", 3600.0)
 
 
-def marks(result: Result, horizon_s: float, unit_s: float) -> Figure:
+def marks(result: Result, horizon_s: float, unit_s: float, begin_s: float = 0.0) -> Figure:
     """Return lines at the ends of stages, the deadline and (while it runs) now, and the names of the stages.
 
+    The chart shows the time from `begin_s` to `horizon_s`.
     Stages of several brackets run at once, and are not named; nor is the only stage of trials that climb rungs.
     """
     lines: list[tuple[float, str]] = []
     names: list[Figure] = []
     is_one_chain = all(stage.bracket is None for stage in result.stages) and not result.rungs
     due_s = math.inf if result.deadline_s is None else result.deadline_s
+    shown_s = horizon_s - begin_s
     for stage, start_s, end_s in stage_spans(result):
-        middle_s = (start_s + end_s) / 2
-        beside_deadline = -0.05 < (due_s - middle_s) / horizon_s < 0.2
-        if end_s - start_s > 0.07 * horizon_s and not beside_deadline and is_one_chain:
+        if end_s < begin_s:
+            continue
+        middle_s = (max(start_s, begin_s) + end_s) / 2
+        beside_deadline = -0.05 < (due_s - middle_s) / shown_s < 0.2
+        if end_s - max(start_s, begin_s) > 0.07 * shown_s and not beside_deadline and is_one_chain:
             names.append(note(middle_s / unit_s, f"stage {stage.stage}"))
         if stage.promoted:
             lines.append((end_s, "dot"))
-    if result.deadline_s is not None and result.deadline_s <= horizon_s * 1.02:
+    if result.deadline_s is not None and begin_s <= result.deadline_s <= begin_s + shown_s * 1.02:
         lines.append((result.deadline_s, "solid"))
         names.append(note(result.deadline_s / unit_s, "deadline") | {"font": {"color": LOST}, "xanchor": "right"})
     if result.outcome == "unfinished":
         lines.append((result.actual_jct_s, "dash"))
-        side = "right" if result.actual_jct_s > 0.9 * horizon_s else "left"
+        side = "right" if result.actual_jct_s - begin_s > 0.9 * shown_s else "left"
         names.append(note(result.actual_jct_s / unit_s, "now") | {"yanchor": "top", "xanchor": side})
     shapes = [
         line_at(x / unit_s, "x", {"width": 1, "dash": dash, "color": LOST if dash == "solid" else PLANNED})

@@ -310,7 +310,9 @@ class Narrator:
             launching = self._launching(state, lane, ours)
             if stage is not None:
                 held = counted(len(lane.held.live), "instance")
-                said.append(self._stage_begins(state, lane, launching if ours else f"{held} kept"))
+                begins = self._stage_begins(state, lane, launching if ours else f"{held} kept")
+                at_once = f"; {self._gangs(lane)}" if self._trains(lane) else ""
+                said.append(f"{begins}{at_once}")
             elif ours:
                 said.append(launching)
         return said
@@ -337,22 +339,27 @@ class Narrator:
         return f"{line}; {shrinking if going else otherwise}"
 
     def _training(self, state: State) -> list[str]:
-        said, job = list[str](), self._job
+        """Return the lines about stages that had to wait for instances and train now."""
+        said, offer = list[str](), self._job.offer
         for lane in state.lanes:
-            if not lane.stages or lane.stage.stage in self._stages_trained:
-                continue
-            if lane.stage.training_at is None or not lane.runners:
-                continue
-            stage, offer, size = lane.stage, job.offer, len(lane.running()[0].gang)
-            each = f"{gpus_each(size, offer.trials_per_gpu)} {offer.place}{'s' * (size > 1)}"
-            self._stages_trained.add(stage.stage)
-            ready = len(lane.held.ready)
-            said.append(
-                f"{job.stage_name(stage.stage)}: training {_to_train(stage, state)} on "
-                f"{counted(ready, 'instance')} x {counted(offer.gpus, offer.place)}, {each} per trial, "
-                f"{slots(ready, offer.slots, size)} at once"
-            )
+            if self._trains(lane):
+                of_it = f" of {self._job.stage_name(lane.stage.stage)}" if self._job.is_divided else ""
+                on = f"{counted(len(lane.held.ready), 'instance')} x {counted(offer.gpus, offer.place)}"
+                said.append(f"training {_to_train(lane.stage, state)}{of_it} on {on}, {self._gangs(lane)}")
         return said
+
+    def _trains(self, lane: LaneState) -> bool:
+        """Whether the stage of a lane trains, and no line has said so."""
+        is_new = bool(lane.stages and lane.runners) and lane.stage.stage not in self._stages_trained
+        if not is_new or lane.stage.training_at is None:
+            return False
+        self._stages_trained.add(lane.stage.stage)
+        return True
+
+    def _gangs(self, lane: LaneState) -> str:
+        offer, size = self._job.offer, len(lane.running()[0].gang)
+        each = f"{gpus_each(size, offer.trials_per_gpu)} {offer.place}{'s' * (size > 1)}"
+        return f"{each} per trial, {slots(len(lane.held.ready), offer.slots, size)} at once"
 
     def _promoted(self, state: State) -> list[str]:
         ends = self._job.rung_ends(0)

@@ -40,7 +40,7 @@ from rubberband.views.formatting import (
     worker_values,
 )
 from rubberband.views.report.headlines import budget, deadline_kept, measured
-from rubberband.views.story import StoryRecord, cells, changes_line, sentence
+from rubberband.views.story import StoryRecord, cells, changes_line, in_a_row, sentence
 
 
 def exchanges(result: Result) -> TextTable:
@@ -152,21 +152,25 @@ def _heads_usd(result: Result) -> list[float]:
 
 
 def decisions(result: Result) -> TextTable:
-    """Return a row for the decision at each SYNC, with the forecasts of the whole run before and after it."""
+    """Return a row for the decision at each SYNC, with the forecasts of the whole run before and after it.
+
+    Decisions in a row that changed nothing are one.
+    """
     decimals = usd_decimals(max([decision.cost_usd for decision in result.decisions], default=0.0))
     return TextTable(
         title="The plan at each SYNC",
         header=("before stage", "at", "plan", "expected time", "expected USD", "why"),
         rows=tuple(
             (
-                result.stages[decision.stage].name,
-                duration(decision.at_s),
-                "changed" if decision.changed else "kept",
-                _became(duration(decision.present_jct_s), duration(decision.jct_s)),
-                _became(usd(decision.present_cost_usd, decimals), usd(decision.cost_usd, decimals)),
-                printable(decision.reason),
+                " to ".join(dict.fromkeys(result.stages[one.stage].name for one in (first, latest))),
+                duration(latest.at_s),
+                "changed" if latest.changed else "kept" if latest is first else f"kept {len(made)} times",
+                _became(duration(first.present_jct_s), duration(latest.jct_s)),
+                _became(usd(first.present_cost_usd, decimals), usd(latest.cost_usd, decimals)),
+                printable(latest.reason),
             )
-            for decision in result.decisions
+            for made in in_a_row(result.decisions)
+            for first, latest in [(made[0], made[-1])]
         ),
         words=frozenset({2, 5}),
         notes=(
