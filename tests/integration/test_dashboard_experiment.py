@@ -341,6 +341,7 @@ def test_experiments_are_compared_on_a_phone(browser: Any, home: Home) -> None:
         page.wait_for_function(f"() => {chart('compared')}.layout.xaxis.title.text.includes('time')")
         assert visit.overflow_px() == 0
         assert page.evaluate("document.documentElement.scrollHeight") < 4050
+        assert page.locator(".search").bounding_box()["height"] < 60
         page.get_by_role("combobox").fill("asked")
         page.get_by_role("button", name="Add").click()
         page.get_by_role("heading", name="Compare 3 experiments").wait_for()
