@@ -44,7 +44,7 @@ LINE_BYTES = 64 << 10
 """A longer line is cut into pieces."""
 _SIGN = b"\x1erank "
 _RANK = _SIGN + b"%d | "
-"""Stands before each line of a gang; the control character tells it from what a trial prints."""
+"""Stands before each line of a gang; hardly any trial prints its control character."""
 _RANKED = re.compile(rb"\x1erank (\d{1,6}) \| ")
 _RANKED_BYTES = LINE_BYTES - 20
 """The most bytes of a line, or a piece, after its rank."""

@@ -234,7 +234,7 @@ def in_a_row(decisions: Sequence[DecisionResult]) -> list[list[DecisionResult]]:
 
 
 def _decided(result: Result, decision: DecisionResult, times: int = 1) -> StoryLine:
-    """Return the line of a decision; `times`: it is the latest of so many in a row that changed nothing."""
+    """Return the line of a decision; `times`: how many in a row changed nothing, of which it is the latest."""
     expected = f"{duration(decision.jct_s)} and {usd(decision.cost_usd)} USD expected"
     if decision.changed:
         expected += f", before {duration(decision.present_jct_s)} and {usd(decision.present_cost_usd)} USD"

@@ -140,7 +140,7 @@ def test_lines_of_two_machines_do_not_come_into_each_other(tmp_path: Path, monke
         assert [text for its_rank, text in found if its_rank == rank] == [f"step {step}" for step in range(9)]
 
 
-def test_what_a_machine_left_unfinished_takes_no_line_of_another(tmp_path: Path) -> None:
+def test_an_unfinished_line_of_one_machine_takes_no_line_of_another(tmp_path: Path) -> None:
     log = tmp_path / "here" / "trial-000.log"
     for name, content in (("a", b"\x1erank 0 | cut"), ("b", b"\x1erank 1 | whole\n")):
         folder = tmp_path / name
