@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -117,6 +118,20 @@ def test_a_reader_sees_no_progress_of_time_money_or_lateness(
             jct_s = read(folder).actual_jct_s
     assert all(0.0 <= late - early < HALF_AN_HOUR_S / 2 for early, late in zip(before, after, strict=True))
     assert before[0] <= jct_s < before[0] + HALF_AN_HOUR_S / 2
+
+
+@pytest.mark.parametrize(("took_s", "made"), [(0.01, 2), (1.0, 1)])
+def test_a_result_that_takes_long_is_not_made_anew_at_every_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, took_s: float, made: int
+) -> None:
+    run, seconds, count = recorded(), itertools.count(step=took_s), itertools.count()
+    monkeypatch.setattr(follower_module.time, "perf_counter", lambda: next(seconds))
+    monkeypatch.setattr(follower_module, "summarise", lambda *_: next(count))
+    with closing(JournalFollower(run.put(tmp_path, len(run.events) // 2), clock=lambda: 0.0)) as follower:
+        for _ in range(2):
+            follower.seq += 1
+            last = follower.result()
+    assert last == made - 1
 
 
 def _stepped(by_s: float) -> str:
