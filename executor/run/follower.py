@@ -127,8 +127,8 @@ def _stage_of(state: State) -> int:
 FRESH_S = 0.25
 """The result of a running experiment is cached for this long without events."""
 _LONG_S = 0.25
-"""A result that takes longer to make, as that of 20,000 trials, is cached for three times its duration, also while events
-come."""
+"""A result that takes longer to make, as that of 20,000 trials, is cached for three times its duration, also while
+events come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
