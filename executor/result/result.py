@@ -395,15 +395,21 @@ class Result:
 
         The checkpoint is a folder if a command, `transformers` or Ray Tune saved it. A TorchTrial has its model's
         `state_dict()` written into a file of that name, which `torch.load` reads with `weights_only=True`; if the name
-        ends in `.safetensors`, in that format, where tied weights are there under each of their names.
+        ends in `.safetensors`, in that format, where tied weights are there under each of their names. A model or an
+        adapter of Hugging Face has a card beside it (README.md: result, search, cost, configuration).
 
         Raises InputError if no trial has reported, the checkpoint is neither, `folder` has files, or safetensors is not
         installed or cannot hold the model; CheckpointError if the checkpoint is missing or `folder` cannot be written,
         StoreAwayError if its store is away.
         """
+        from rubberband.executor.result.model_card import write_card
         from rubberband.executor.result.restoring import save_files
 
-        return save_files(self.best_at(iteration), folder, is_simulated=self.is_simulated)
+        trial = self.best_at(iteration)
+        place = save_files(trial, folder, is_simulated=self.is_simulated)
+        if place.is_dir():
+            write_card(self, trial, place)
+        return place
 
     def save_artifacts(self, folder: str | os.PathLike[str], /, *, trial: int | None = None) -> list[Path]:
         """Write the files that a trial gave to `rubberband.artifact` into a folder, which is made; return their paths.

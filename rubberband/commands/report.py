@@ -124,6 +124,9 @@ def best(
         str,
         option("--iteration", "WHICH", "Which checkpoint of the best trial: latest, best (of its evaluations), or N."),
     ] = "latest",
+    merge: Annotated[
+        bool, typer.Option("--merge", help="With --out: write the base model with the adapter of PEFT merged into it.")
+    ] = False,
     output: TextOption = TextFormat.text,
     server: ServerOption = None,
     on: OnOption = None,
@@ -132,13 +135,15 @@ def best(
 
     Includes its metrics and the path of its checkpoint. While the experiment runs, this is the best so far. With --out,
     the state_dict of a TorchTrial's model is written into a file (as safetensors, if its name ends so), and the files
-    of a checkpoint that is a folder (of a command, transformers or Ray Tune) into another one; `result.load_best` loads
-    other trials in Python.
+    of a checkpoint that is a folder (of a command, transformers or Ray Tune) into another one, a model of Hugging Face
+    with a card; `result.load_best` loads other trials in Python.
     """
     from rubberband.views.experiment import plain
 
     if not (iteration in ("latest", "best") or (iteration.isascii() and iteration.isdigit())):
         raise InputError(f"--iteration {iteration}: give latest, best, or a number of iterations")
+    if merge and out is None:
+        raise InputError("--merge needs a folder for the merged model; add --out FOLDER")
     which: Any = int(iteration) if iteration.isdigit() else iteration
     result = _result(name, client_of(server))
     found = result.best_at(which)
@@ -146,7 +151,13 @@ def best(
         result = replace(result, best=found)
     if out is not None:
         with _downloaded(server, name, found, checkpoint=True) as here:
-            print(f"wrote {replace(result, best=here).save_best(out)}", file=sys.stderr)
+            place = replace(result, best=here).save_best(out)
+            print(f"wrote {place}", file=sys.stderr)
+        if merge:
+            from rubberband.integrations.adapters import merge as merged
+
+            merged(place)
+            print(f"merged the adapter in {place}", file=sys.stderr)
     if output is TextFormat.json:
         names = ("trial", "configuration", "metrics", "iterations", "standing", "checkpoint", "schedule")
         values = {key: plain(getattr(found, key)) for key in names}
