@@ -275,7 +275,8 @@ def _unneeded(state: State, trials: Sequence[int], before: int, iterations: int)
 def _counts(state: State, record: StageRecord) -> Counter[str]:
     """Count the stage's trials that run, wait, are done and have failed."""
     if record.ended_at is not None and not state.history.of(Promotion):
-        failed = sum(state.trials[trial].status is TrialStatus.FAILED for trial in record.trials)
+        unranked = {*record.trials} - {*record.ranking}  # one that is ranked failed later, if at all
+        failed = sum(state.trials[trial].status is TrialStatus.FAILED for trial in unranked)
         return Counter(done=len(record.trials) - failed, failed=failed)
     names = {TrialStatus.RUNNING: "running", TrialStatus.QUEUED: "queued", TrialStatus.FAILED: "failed"}
     return Counter(names.get(state.trials[trial].status, "done") for trial in record.trials)

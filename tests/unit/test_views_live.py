@@ -26,6 +26,7 @@ from rubberband.executor import (
     forecast,
 )
 from rubberband.executor.core.history import Record
+from rubberband.executor.result.summary import stage_results
 from rubberband.units import duration
 from rubberband.values.profile import Profile
 from rubberband.views.live import view as live
@@ -33,6 +34,7 @@ from rubberband.views.live.narration import Narrator
 from rubberband.views.live.view import Progress, TerminalView, observe, open_view, summary
 from tests.builders.filled import filled
 from tests.builders.results import FAULTS, a_job
+from tests.builders.stories import begun
 from tests.builders.watching import pictures, watch
 
 
@@ -147,6 +149,17 @@ def test_a_picture_does_not_change_with_the_state() -> None:
     assert [stage.queued for stage in first.stages(now)] == [12, 0, 0]
     assert first.spent_usd(now) == 0.0
     assert first.elapsed_s(now) == 0.0
+
+
+def test_a_failure_counts_in_the_stage_in_which_it_happened() -> None:
+    story = begun()
+    story.fail(1, "not_a_number")
+    for trial in (0, 2, 3):
+        story.report(trial, trial / 10)
+    story.fail(3, "not_a_number")
+    first, second = stage_results(story.state, story.at)
+    assert (first.done, first.failed, first.running + first.queued) == (3, 1, 0)
+    assert (second.done, second.failed, second.running + second.queued) == (0, 1, 1)
 
 
 def test_pictures_that_take_long_are_taken_now_and_then_and_of_every_phase(monkeypatch: pytest.MonkeyPatch) -> None:
