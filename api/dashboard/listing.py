@@ -252,6 +252,7 @@ def _listed(service: Service, request: Request, asked: AskedRows) -> dict[str, A
     store, now = service.store, service.settings.clock()
     show, search, tags = asked.show, asked.search, asked.tags
     at = partial(_address, search=search, tags=tags)
+    alike = partial(at, group=asked.group or "")
     found = partial(
         store.submissions,
         states=CHOICES[show][1] if show in CHOICES else None,
@@ -267,10 +268,10 @@ def _listed(service: Service, request: Request, asked: AskedRows) -> dict[str, A
     if archived or show == ARCHIVED:
         titles[ARCHIVED] = "Archived"
     return {
-        "choices": [(name, f"{title} {counts[name]}", at("/", show=name)) for name, title in titles.items()],
+        "choices": [(name, f"{title} {counts[name]}", alike("/", show=name)) for name, title in titles.items()],
         "search": search,
         "asked": ", ".join([*([search] if search else []), *tags]),
-        "tags": [(gone, at("/", show=show, tags=[tag for tag in tags if tag != gone])) for gone in tags],
+        "tags": [(gone, alike("/", show=show, tags=[tag for tag in tags if tag != gone])) for gone in tags],
         "rows": _aligned([row(submission, now, places.get(submission.name)) for submission in page.items]),
         "group": asked.group,
         "grouped": [(by, title, at("/", show=show, group=by)) for by, title in TITLES.items()],
@@ -280,7 +281,7 @@ def _listed(service: Service, request: Request, asked: AskedRows) -> dict[str, A
         "show": show,
         "here": at("/", show=show),
         "older": at("/", show=show, cursor=page.next),
-        "address": at("/fragments/experiments", show=show, cursor=asked.cursor, group=asked.group or ""),
+        "address": alike("/fragments/experiments", show=show, cursor=asked.cursor),
         "origin": f"{request.url.scheme}://{request.url.netloc}",
     }
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rubberband.api.dashboard import listing
 from rubberband.api.dashboard.list_groups import groups_of
 from rubberband.api.dashboard.listing import row
 from rubberband.states import ExperimentState
@@ -82,6 +83,19 @@ def test_the_page_shows_groups_with_links_to_their_experiments(service: FakeServ
     assert 'class="stacks list"' in service.client.get("/?group=nonsense", headers={"Accept": "text/html"}).text
 
 
+def test_sums_have_all_experiments_of_a_list_that_is_read_in_several_parts(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "_AT_ONCE", 2)
+    for number in range(5):
+        summary = Summary(started_at=1.0, cost_usd=10.0**number)
+        service.add(f"a-{number}", state=ExperimentState.DONE, summary=summary)
+    html = service.client.get("/?group=name", headers={"Accept": "text/html"}).text
+    (table,) = re.findall(r'<table class="stacks groups".*?</table>', html, re.DOTALL)
+    assert "5 experiments" in table
+    assert ">11,111.00<" in table
+
+
 def test_costs_of_a_page_stand_below_each_other_at_the_point(service: FakeService) -> None:
     for name, cost_usd in (("small", 0.0123), ("large", 12.5)):
         service.add(name, state=ExperimentState.DONE, summary=Summary(started_at=1.0, cost_usd=cost_usd))
@@ -120,3 +134,14 @@ def test_the_link_of_a_group_leads_to_the_experiments_that_it_counts(service: Fa
         (table,) = re.findall(r'<table class="stacks list".*?</table>', found, re.DOTALL)
         assert sorted(re.findall(r'href="/experiments/([^"]+)"', table)) == ["a-1", "a-3"], asked
         assert int(count) == 2
+
+
+def test_another_choice_of_experiments_is_grouped_as_before(service: FakeService) -> None:
+    for one in ROWS:
+        service.add(one.name, state=one.state, summary=one.summary, labels=one.labels)
+    html = service.client.get("/?group=name&tag=vision", headers={"Accept": "text/html"}).text
+    (states,) = re.findall(r'aria-label="Which experiments">.*?</nav>', html, re.DOTALL)
+    addresses = [*re.findall(r'href="([^"]+)"', states), *re.findall(r'<a href="([^"]+)" aria-label="Show those', html)]
+    assert len(addresses) > 2
+    assert all("group=name" in address for address in addresses)
+    assert '<input type="hidden" name="group" value="name">' in html
