@@ -36,12 +36,21 @@ def test_curves_are_smoothed_on_log_axes_and_the_best_few_and_the_link_shows_the
         page = visit.open("/experiments/done")
         drawn(page, "curves")
         reported = page.evaluate(f"{CURVES}.data.at(-1).y")
+        begins = (
+            "({ y, customdata }) => y"
+            ".filter((value, at) => value !== null && (at === 0 || customdata[at - 1] === null))"
+            ".map((value) => value.toPrecision(9))"
+        )
+        first = page.evaluate(f"{CURVES}.data.map({begins})")
         page.get_by_role("checkbox", name="log y").check()
         page.wait_for_function(f"() => {CURVES}.layout.yaxis.type === 'log'")
         page.get_by_role("slider", name="smooth").fill("0.9")
         page.wait_for_function(f"() => {CURVES}.data.some((trace) => trace.showlegend === false)")
         smooth = page.evaluate(f"{CURVES}.data.at(-1).y")
         assert smooth[0] == reported[0]
+        assert max(map(len, first)) > 1, "a line has the curves of several trials"
+        averaged = page.evaluate(f"{CURVES}.data.slice(-{len(first)}).map({begins})")
+        assert averaged == first, "none goes on from another"
         assert len(smooth) == len(reported)
         assert smooth[-2] < reported[-2], "an average lags behind a curve that rises"
         page.get_by_role("combobox", name="Trials shown").select_option("5")

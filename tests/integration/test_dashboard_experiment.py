@@ -285,6 +285,15 @@ def filter_by(page: Any, text: str, rows: int) -> None:
     expect(page.locator("table.trials tbody tr")).to_have_count(rows)
 
 
+def test_a_filter_shows_the_first_of_its_trials_from_any_page_of_the_table(browser: Any, home: Home) -> None:
+    with visiting(browser, home.address) as visit:
+        page = visit.open("/experiments/still?page=2")
+        expect(page.locator("#trials .head")).to_contain_text("26 to ")
+        filter_by(page, "trial>=0", 25)
+        expect(page.locator("#trials .head")).to_contain_text("1 to 25 of ")
+        assert "page=" not in page.url
+
+
 def test_a_page_is_printed_with_the_chosen_trials_also_in_charts_out_of_sight(
     browser: Any, home: Home, tmp_path: Path
 ) -> None:

@@ -222,6 +222,12 @@ def test_a_link_to_a_hidden_chart_shows_it_for_this_visit(browser: Any, address:
         assert "slices" not in charts(page)
         page.evaluate("window.location.hash = 's-slices'")
         page.locator("#c-slices .main-svg").first.wait_for()
+        page.locator("#view summary").click()
+        page.get_by_role("checkbox", name="Spend").uncheck()
+        assert "slices" in charts(page)
+        page = visit.open("/")
+        page = visit.open("/experiments/done")
+        assert not {"slices", "spend"} & {*charts(page)}, "another change keeps nothing of the visit"
 
 
 def test_charts_are_ordered_by_keyboard_and_the_page_keeps_their_order_as_it_reloads(

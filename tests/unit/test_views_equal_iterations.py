@@ -121,6 +121,7 @@ def test_experiments_are_compared_then(shown: FakeService) -> None:
         ("&amp;after=3", "after 3"),
     ]
     assert 'data-address="/fragments/compare?name=one&amp;name=two&amp;after=1"' in html
+    assert '<input type="hidden" name="after" value="1">' in html, "another one that is added is compared then, too"
 
 
 def test_trials_of_several_experiments_are_in_one_table_best_first(shown: FakeService) -> None:
