@@ -154,7 +154,14 @@ def test_a_chart_grows_to_the_window_and_its_address_has_it(browser: Any, home: 
         page.keyboard.press("Escape")
         expect(grown).to_have_count(0)
         assert "chart=" not in page.url
+        page.get_by_role("link", name="momentum", exact=True).click()
+        page.locator("th[aria-sort=ascending]").wait_for()
         page.locator("#s-curves").get_by_role("button", name="Window").click()
+        expect(page.locator("#s-curves.grown")).to_have_count(1)
+        page.go_back()
+        expect(grown).to_have_count(0)
+        assert page.locator("html.covered").count() == 0, "the page scrolls again"
+        page.go_forward()
         expect(page.locator("#s-curves.grown")).to_have_count(1)
 
 

@@ -166,3 +166,13 @@ def test_the_log_of_a_gang_shows_ranks_and_is_filtered_by_one(browser: Any, tmp_
         expect(page.locator("#log-note")).to_have_text("The last 2000 lines with “step”.")
         page.get_by_role("searchbox").fill("begun")
         expect(lines).to_have_text(["begun by None", "rank 1 | begun by 1"])
+        with closing(LogPump()) as pump, pump.redirected(TrialLog(path=log, limit_bytes=10**6, rank=largest)):
+            print(f"begun by {largest}")
+        expect(lines.last).to_have_text(f"rank {largest} | begun by {largest}")
+        expect(choice.locator("option").last).to_have_text(f"rank {largest}")  # the gang has grown since
+        page = visit.open("/experiments/grown")
+        choice.select_option("rank 1")
+        expect(page.locator("#log-note")).to_have_text("The last line of rank 1.")
+        page.get_by_role("radio", name="process").check(force=True)
+        expect(choice).to_be_disabled()
+        expect(page.locator("#log-note")).to_have_text("Nothing was printed.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -113,6 +114,8 @@ def test_a_running_experiment_says_when_it_ends() -> None:
         summary=Summary(started_at=1000.0, stages=1, iterations=3, target_iterations=9, forecast_jct_s=300.0),
     )
     assert row(going, 1100.0).progress == "3 of 9 iterations; ends 1970-01-01T00:21:40Z (in 3m20s)"
+    rehearsed = replace(going, summary=replace(going.summary, is_rehearsal=True))
+    assert row(rehearsed, 1100.0).progress == "3 of 9 iterations", "its clock is no time of day"
 
 
 def test_a_best_that_breaks_its_limits_is_no_groups_best_beside_one_that_keeps_them() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,9 +20,12 @@ from typer.testing import CliRunner
 
 from rubberband import cli
 from rubberband.api.experiments.queueing import Holder, Line, Queue, Turn, Waiting, holder_of, waiting_of
+from rubberband.api.plans.previews import PlanAnswer
 from rubberband.api.problems import HttpProblem
+from rubberband.api.routes.queueing import shortest_s
 from rubberband.client import models
 from rubberband.commands import run
+from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.units import parse_duration
 from rubberband.values.submission import Submission, Summary
@@ -173,6 +178,19 @@ def test_an_experiment_holds_its_slot_as_long_as_its_plan_or_what_is_left_of_it(
     assert waiting_of(row(summary=planned, words=rehearsal)).takes_s == 0.0
     assert holder_of(row(words=rehearsal)).ends_at == NOW
     assert row(words={"constraints": {"deadline": "soon"}}).deadline_at is None
+
+
+@pytest.mark.parametrize(("mean_s", "p95_s"), [(50.0, 70.0), (50.0, 50.0)])
+def test_the_last_start_leaves_the_time_of_95_of_100_shortest_plans(mean_s: float, p95_s: float) -> None:
+    asked = list[Experiment]()
+
+    async def plan(one: Experiment) -> PlanAnswer:
+        asked.append(one)
+        found = {"prediction": {"jct_s": {"mean": mean_s, "p95": p95_s}}}
+        return PlanAnswer(id="p-1", status=200, body=json.dumps(found).encode())
+
+    assert asyncio.run(shortest_s(Experiment(**words(constraints={"deadline": "9m"})), plan)) == p95_s
+    assert [(one.constraints.deadline, one.constraints.objective) for one in asked] == [(None, "min_time")]
 
 
 def shown(start_at: float | None, *, deadline_at: float | None = NOW + 80.0, now: float = NOW, **others: Any) -> Any:
