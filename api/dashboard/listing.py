@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from rubberband.api.dashboard.frame import render
-from rubberband.api.dashboard.list_groups import TITLES, By, Group, groups_of
+from rubberband.api.dashboard.list_groups import TITLES, By, groups_of
 from rubberband.api.routes import Reader, Service, Serving
 from rubberband.api.routes.queueing import queue_views
 from rubberband.api.store.schema import Page
@@ -275,7 +275,7 @@ def _listed(service: Service, request: Request, asked: AskedRows) -> dict[str, A
         "rows": _aligned([row(submission, now, places.get(submission.name)) for submission in page.items]),
         "group": asked.group,
         "grouped": [(by, title, at("/", show=show, group=by)) for by, title in TITLES.items()],
-        "groups": [] if asked.group is None else _groups(found, asked.group, asked),
+        **({"groups": [], "partial": 0} if asked.group is None else _groups(found, asked.group, asked)),
         "next": "" if asked.group else page.next,
         "later": asked.cursor is not None,
         "show": show,
@@ -289,15 +289,18 @@ def _listed(service: Service, request: Request, asked: AskedRows) -> dict[str, A
 _MOST_GROUPED, _AT_ONCE = 5000, 500
 
 
-def _groups(found: Callable[..., Page], by: By, asked: AskedRows) -> list[tuple[Group, str]]:
-    """Return the groups of all experiments of the list, the newest of very many, with the addresses of their lists."""
+def _groups(found: Callable[..., Page], by: By, asked: AskedRows) -> dict[str, Any]:
+    """Return the groups of all experiments of the list, with the addresses of their lists.
+
+    `partial` is the number of the newest ones that count, where there are more; else 0.
+    """
     rows: list[Submission] = []
     cursor: str | None = ""
     while cursor is not None and len(rows) < _MOST_GROUPED:
         page = found(limit=_AT_ONCE, after=cursor or None)
         rows += page.items
         cursor = page.next
-    return [
+    groups = [
         (
             one,
             _address(
@@ -309,6 +312,7 @@ def _groups(found: Callable[..., Page], by: By, asked: AskedRows) -> list[tuple[
         )
         for one in groups_of(rows, by)
     ]
+    return {"groups": groups, "partial": 0 if cursor is None else len(rows)}
 
 
 def _address(

@@ -95,6 +95,10 @@ def test_sums_have_all_experiments_of_a_list_that_is_read_in_several_parts(
     (table,) = re.findall(r'<table class="stacks groups".*?</table>', html, re.DOTALL)
     assert "5 experiments" in table
     assert ">11,111.00<" in table
+    assert "count here" not in html
+    monkeypatch.setattr(listing, "_MOST_GROUPED", 3)
+    html = service.client.get("/?group=name", headers={"Accept": "text/html"}).text
+    assert "Only the newest 4 experiments count here; older ones are in no sum." in html
 
 
 def test_costs_of_a_page_stand_below_each_other_at_the_point(service: FakeService) -> None:

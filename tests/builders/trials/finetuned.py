@@ -70,7 +70,9 @@ def adapter(name: str, kind: str) -> Any:
         "lora": lambda: LoraConfig(**lora),
         "dora": lambda: LoraConfig(**lora, use_dora=True),
         "saved": lambda: LoraConfig(**lora, modules_to_save=["lm_head"]),
-        "ia3": lambda: IA3Config(task_type=task, target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]),
+        "ia3": lambda: IA3Config(
+            task_type=task, target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]
+        ),
         "prompt": lambda: PromptTuningConfig(task_type=task, num_virtual_tokens=4),
         "all": lambda: None,
     }

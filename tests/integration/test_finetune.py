@@ -1,0 +1,86 @@
+"""Trainers of TRL as trials: a gang that is killed and resized learns what one process does, and counts the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband.executor import ForkServer, SegmentReport, read_manifest
+from tests.builders import segments, trials
+from tests.builders.processes.segment_worker import gang_of, resized, run_gang
+
+pytest.importorskip("trl", reason="pip install 'rubberband-tune[finetune]'")
+pytest.importorskip("peft", reason="pip install 'rubberband-tune[finetune]'")
+
+TRAIN = trials.entrypoint("finetuned:train")
+SAME_ON_ANY_GANG = ("sft", "dpo", "reward")
+"""KTO compares the samples of a worker with each other, and GRPO draws completions in each worker."""
+OWN_WEIGHTS = {"lora", "dora", "saved", "ia3", "prompt"}
+
+
+@pytest.fixture(scope="module")
+def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Variables of workers of an instance on this machine, on which functions are forked."""
+    directory = tmp_path_factory.mktemp("instances")
+    server = ForkServer("test", directory, None)
+    try:
+        yield {"RUBBERBAND_DIRECTORY": str(directory), "PYTHONHASHSEED": "0"}
+    finally:
+        server.close()
+
+
+def part(instance: Any, segment: Any, store: Any, workers: int, until: int, done: list[SegmentReport]) -> None:
+    """Train on workers of their own, which are killed afterwards."""
+    with gang_of(workers, **instance) as gang:
+        rest = replace(segment, from_iterations=len(done), checkpoint=done[-1].checkpoint if done else None)
+        (_, *reports), *_ = run_gang(gang, TRAIN, replace(rest, until_iterations=until), store)
+        assert all(isinstance(report, SegmentReport) for report in reports), reports
+        done += reports
+
+
+def killed_in_the_middle(instance: Any, segment: Any, store: Any, workers: int, done: list[SegmentReport]) -> None:
+    """Kill -9 a worker while it trains; what it had reported is left out."""
+    with gang_of(workers, **instance) as gang:
+        timer = threading.Timer(4.0, os.kill, (gang[-1].pid, signal.SIGKILL))
+        timer.start()
+        rest = replace(segment, from_iterations=len(done), until_iterations=3, checkpoint=done[-1].checkpoint)
+        *_, last = run_gang(gang, TRAIN, rest, store)
+        timer.join()
+        assert last is None or workers == 1 or last, "it was killed, or had ended before"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("kind", "adapter"),
+    [("sft", "saved"), ("sft", "all"), ("dpo", "lora"), ("reward", "dora"), ("kto", "lora"), ("grpo", "lora")],
+)
+def test_a_trainer_of_trl_that_is_killed_and_resized_learns_what_one_process_learns(
+    instance: Any, store: Any, kind: str, adapter: str
+) -> None:
+    config = {"kind": kind, "adapter": adapter}
+    segment = replace(segments.SEGMENT, metric="eval_loss", max_iterations=3, config=config)
+    with gang_of(1, **instance) as alone:
+        whole = resized(alone, TRAIN, segment, store, [(1, 3)])
+    wide = 2 if kind in SAME_ON_ANY_GANG else 1
+    done: list[SegmentReport] = []
+    part(instance, segment, store, 1, 1, done)
+    killed_in_the_middle(instance, segment, store, wide, done)
+    part(instance, segment, store, wide, 2, done)
+    part(instance, segment, store, 1, 3, done)
+    names = [name for name in ("loss", "eval_loss", "num_tokens", "epoch") if name in whole[0].metrics]
+    assert {"eval_loss", "epoch"} <= {*names}
+    for straight, again in zip(whole, done, strict=True):
+        known = {name: straight.metrics[name] for name in names}
+        assert {name: again.metrics[name] for name in names} == pytest.approx(known, rel=1e-6, abs=1e-6)
+    assert whole[0].metrics["eval_loss"] != whole[2].metrics["eval_loss"], "it learns something"
+    files = {Path(file["path"]).name for file in read_manifest(store.load(done[-1].checkpoint))["files"]}
+    assert ("adapter_model.safetensors" in files) == (adapter in OWN_WEIGHTS)
+    assert ("model.safetensors" in files) == (adapter not in OWN_WEIGHTS), "frozen weights are not in it"
