@@ -323,7 +323,7 @@ def curves_of(compared: Sequence[Compared]) -> Figure | None:
     metrics, ours = _metrics(compared), _of_one_metric(compared)
     horizon_s = max((result.actual_jct_s for _, result in ours), default=0.0)
     unit, unit_s = time_unit(horizon_s)
-    drawn = [trace for at, result in ours for trace in _curves(at, result, unit_s)]
+    drawn = [trace for at, result in ours for trace in _curves(at, result, _drawn(compared[at]), unit_s)]
     if not drawn:
         return None
     xs = [trace.pop("xs") for trace in drawn]
@@ -345,18 +345,22 @@ def _of_one_metric(compared: Sequence[Compared]) -> list[tuple[int, Result]]:
     return [(at, result) for at, result in results if [(result.metric, result.mode)] == metrics[:1]]
 
 
-def _drawn(result: Result) -> list[TrialResult]:
-    return [trial for trial in ranked(result)[:_MOST_CURVES] if trial.curve]
+def _drawn(one: Compared) -> list[TrialResult]:
+    """Return the best trials, whole, by their metric after the chosen iterations."""
+    assert one.result is not None
+    assert one.standings is not None
+    best = [one.result.trials[trial.trial] for trial in ranked(one.standings)[:_MOST_CURVES]]
+    return [trial for trial in best if trial.curve]
 
 
 def _legend(compared: Sequence[Compared]) -> list[tuple[int, str, int]]:
     """Return place, name and best trial of the experiments whose curves are drawn."""
-    return [(at, result.name, trial.trial) for at, result in _of_one_metric(compared) for trial in _drawn(result)[:1]]
+    ours = _of_one_metric(compared)
+    return [(at, result.name, trial.trial) for at, result in ours for trial in _drawn(compared[at])[:1]]
 
 
-def _curves(at: int, result: Result, unit_s: float) -> Iterator[Figure]:
+def _curves(at: int, result: Result, best: Sequence[TrialResult], unit_s: float) -> Iterator[Figure]:
     """Iterate over the traces of an experiment: its other good trials, thin, and then its best."""
-    best = _drawn(result)
     costs_usd = shares(result, best)
     for trial in reversed(best):
         last, step = len(trial.curve) - 1, 1 + len(trial.curve) // _MOST_REPORTS

@@ -192,9 +192,14 @@ def trial_cards(result: Result, trial: TrialResult) -> list[Card]:
     cost_usd, gpu_s = sum(use.cost_usd for use in uses), sum(use.gpu_s for use in uses)
     share = f"{_percent(cost_usd / result.actual_cost_usd)} of the bill" if result.actual_cost_usd else ""
     charged = () if result.is_charged else ("nothing is charged",)
-    standing = "no report yet" if place is None else f"rank {place} of {counted(len(result.trials), 'trial')}"
+    is_failed = trial.status == "failed"
+    none = "no report" if is_failed else "no report yet"
+    standing = none if place is None else f"rank {place} of {counted(len(result.trials), 'trial')}"
     mean = [] if trial.standing is None or not trial.standing.note else [trial.standing.note.removeprefix(", ")]
-    failures = f"{counted(trial.failures, 'failure')}, tried again" if trial.failures else ""
+    was_tried_again = trial.failures > int(is_failed)
+    failures = (
+        f"{counted(trial.failures, 'failure')}{', tried again' if was_tried_again else ''}" if trial.failures else ""
+    )
     metric = Card(printable(result.metric), "-" if value is None else number(value), (standing, *mean))
     return [
         *(() if result.rehearsal else (metric,)),

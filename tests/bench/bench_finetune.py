@@ -1,8 +1,9 @@
 """How far are trainers of TRL in a trial from the trainer alone?
 
 Run: python -m tests.bench.bench_finetune [KINDS [ADAPTERS]], such as `sft,dpo lora,all`. Trains three epochs at a
-stretch, in three segments on one worker, and on gangs of 1, 2 and 1 workers. Prints the largest differences of `loss` and
-`eval_loss`, relative to 1 or more, `num_tokens` of the last report, and the bytes of a checkpoint. It asserts none.
+stretch, in three segments on one worker, and on gangs of 1, 2 and 1 workers. Prints the largest differences of `loss`
+and `eval_loss`, relative to 1 or more, `num_tokens` of the last report, and the bytes of a checkpoint. It asserts
+none.
 """
 
 from __future__ import annotations

@@ -311,6 +311,27 @@ def test_curves_are_of_the_metric_of_the_most() -> None:
     assert curves_of([one("a")]) is None
 
 
+def test_the_thick_curve_is_of_the_best_after_the_chosen_iterations() -> None:
+    result = a_result()
+    curves = {0: (0.1, 0.9), 1: (0.8, 0.2)}
+    trials = [
+        dataclasses.replace(
+            trial,
+            iterations=2,
+            metrics={result.metric: curves[trial.trial][-1]},
+            curve=tuple((float(n), n, {result.metric: value}) for n, value in enumerate(curves[trial.trial], start=1)),
+        )
+        for trial in result.trials[:2]
+    ]
+    result = dataclasses.replace(result, trials=tuple(trials), best=trials[0])
+    thick = {}
+    for after in (0, 1):
+        figure = curves_of([dataclasses.replace(one("a", result), after=after)])
+        assert figure is not None
+        thick[after] = [trace["y"] for trace in figure["data"] if trace["showlegend"]]
+    assert thick == {0: [[0.1, 0.9]], 1: [[0.8, 0.2]]}, "whole curves in both"
+
+
 @pytest.mark.parametrize("reports", [1, 2, 399, 400, 401, 799, 800, 3000])
 def test_a_curve_of_any_length_is_drawn_from_its_first_report_to_its_last(reports: int) -> None:
     result = a_result()

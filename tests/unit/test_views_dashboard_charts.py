@@ -325,6 +325,9 @@ def test_trials_are_compared_after_equal_iterations() -> None:
     few = comparable(with_trials([pick(n) for n in range(9)], iterations=lambda n: 7 if n < 3 else 1))
     assert few is not None
     assert (few.iterations, len(few.trials)) == (1, 9), "the most, where none has enough"
+    alike = comparable(with_trials([pick(n) for n in range(9)], iterations=lambda n: 3))
+    assert alike is not None
+    assert alike.iterations == 3, "after the most iterations that all of them have"
 
 
 def test_without_two_metrics_nothing_is_compared() -> None:

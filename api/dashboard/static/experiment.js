@@ -35,7 +35,10 @@ function turn(event) {
 function follow() {
   const isOther = drawn !== choice();
   [shown, drawn] = [table(), choice()];
-  fragment().then(() => { if (isOther) live.dispatchEvent(new Event("chosen")); });
+  fragment().then(() => {
+    toFirstTrial();
+    if (isOther) live.dispatchEvent(new Event("chosen"));
+  });
   redraw("parallel"); // its ranges may have gone
 }
 
@@ -50,6 +53,11 @@ addEventListener("popstate", () => {
 function toCurrentStage() {
   const row = live.querySelector(".stages [aria-current]");
   if (row) row.parentElement.scrollLeft = row.offsetLeft - row.parentElement.offsetLeft;
+}
+
+// Trials lie side by side there too: another order begins with its first.
+function toFirstTrial() {
+  live.querySelector("table.trials tbody")?.scrollTo({ left: 0 });
 }
 
 live.addEventListener("click", turn);

@@ -20,6 +20,15 @@ export function markJumps(live) {
     waiting = true;
   }
 
+  // Charts above a place get their height as they are drawn: it is held in sight until the reader moves.
+  let held = null;
+  live.addEventListener("click", (event) => {
+    const link = event.target.closest(".jumps a");
+    held = link && document.querySelector(link.hash);
+  });
+  for (const kind of ["wheel", "touchmove", "keydown", "pointerdown"]) addEventListener(kind, () => { held = null; }, { passive: true });
+  new ResizeObserver(() => held?.scrollIntoView()).observe(live);
+
   addEventListener("scroll", later, { passive: true });
   // What reloads has no mark.
   new MutationObserver(later).observe(live, { subtree: true, childList: true, attributeFilter: ["aria-current"] });

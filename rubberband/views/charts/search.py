@@ -80,14 +80,14 @@ class Comparable:
 
 
 def comparable(result: Result) -> Comparable | None:
-    """Return the trials that reached the furthest end of a stage that `ENOUGH` reached, else the one that most reached.
+    """Return the trials that reached the furthest end of a stage that `ENOUGH` reached, else that most reached.
 
     None if there are not two with a finite metric.
     """
     found = [_compared(result, iterations) for iterations in stage_ends(result)]
     found = [one for one in found if len(one.trials) >= 2]
     enough = [one for one in found if len(one.trials) >= ENOUGH]
-    return enough[-1] if enough else max(found, key=lambda one: len(one.trials), default=None)
+    return enough[-1] if enough else max(found, key=lambda one: (len(one.trials), one.iterations), default=None)
 
 
 def _compared(result: Result, iterations: int) -> Comparable:

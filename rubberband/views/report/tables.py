@@ -298,9 +298,11 @@ def failures(result: Result) -> TextTable:
     rows = tuple(_cause(result, text, trials, "" if failed else "tried again") for text, trials in causes(shown))
     again = listed(trial.trial for trial in recovered)
     notes = [f"Failed and tried again: {counted(len(recovered), 'trial')} ({again})."] if recovered else []
-    header: tuple[str, ...] = ("reason", "trial", "failures", "iterations", "message")
+    header: tuple[str, ...] = ("reason", "trial", "failures", "iterations", "message", "configuration")
     if len(rows) < len(shown):
-        notes.append("The first trial of each cause is named. Causes have … where numbers differ.")
+        notes.append(
+            "The first trial of each cause is named, with its configuration. Causes have … where numbers differ."
+        )
         header = ("reason", "trials", *header[1:])
     else:
         rows = tuple((row[0], *row[2:]) for row in rows)
@@ -308,7 +310,7 @@ def failures(result: Result) -> TextTable:
         title=f"Failures: {len(failed)} of {counted(len(result.trials), 'trial')} failed",
         header=header,
         rows=rows,
-        words=frozenset({0, len(header) - 1}),
+        words=frozenset({0, len(header) - 2, len(header) - 1}),
         notes=tuple(notes),
     )
 
@@ -325,6 +327,7 @@ def _cause(result: Result, text: str, trials: Sequence[int], reason: str) -> tup
         str(sum(trial.failures for trial in ours)),
         " to ".join(map(str, iterations[:: max(1, len(iterations) - 1)])),
         text.removeprefix(f"{kind}: ") if text != kind else "",
+        config_line(ours[0].configuration),
     )
 
 
