@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def fit(trainer: Any, *, steps_per_iteration: int | None = None) -> None:
         trainer.args.logging_nan_inf_filter = False  # it would report 0 for an epoch that has diverged
         _leave_out_best_model(trainer.args)
         resumed = trainer_files.resumed_in(Path(folder) / "resumed")
-        _require_mean_of_losses(trainer)
+        _require_mean_of_losses(transformers, trainer)
         beside = BesideState(transformers, trainer)
         reporter = _reporter(transformers, trainer, Path(folder), steps_per_iteration, beside, resumed)
         trainer.add_callback(reporter)
@@ -121,7 +122,7 @@ def _add_random_states(saved: Path, args: Any) -> None:
         _state_file(saved, rank, args.world_size).write_bytes(content)
 
 
-def _require_mean_of_losses(trainer: Any) -> None:
+def _require_mean_of_losses(transformers: Any, trainer: Any) -> None:
     """Let losses of a gang be means over its workers where the model leaves out `num_items_in_batch`.
 
     The Trainer multiplies such a loss, and its gradient, by the number of workers: it takes any model whose `forward`
@@ -130,7 +131,7 @@ def _require_mean_of_losses(trainer: Any) -> None:
     args = trainer.args
     if args.world_size == 1 or not args.average_tokens_across_devices or not trainer.model_accepts_loss_kwargs:
         return
-    if trainer.compute_loss_func is None and _ignores_items(trainer):
+    if trainer.compute_loss_func is None and _ignores_items(transformers, trainer):
         args.average_tokens_across_devices = False
         trainer_files.remark(
             f"{type(trainer.model).__name__} leaves out num_items_in_batch, so average_tokens_across_devices=True "
@@ -138,19 +139,23 @@ def _require_mean_of_losses(trainer: Any) -> None:
         )
 
 
-def _ignores_items(trainer: Any) -> bool:
-    """Whether the loss of a sample is the same for any `num_items_in_batch`."""
+def _ignores_items(transformers: Any, trainer: Any) -> bool:
+    """Whether the Trainer's own loss of a sample is the same for any `num_items_in_batch`.
+
+    A subclass that has a loss of its own, as GRPOTrainer has, has batches that the Trainer's cannot take.
+    """
     import torch
 
-    loader = trainer.get_eval_dataloader()
+    base, loader = transformers.Trainer, trainer.get_eval_dataloader()
     trainer.model.eval()
-    with torch.random.fork_rng(), torch.no_grad():
-        inputs = trainer._prepare_inputs(loader.collate_fn([loader.dataset[0]]))
+    with torch.random.fork_rng(), torch.no_grad(), suppress(Exception):
+        inputs = base._prepare_inputs(trainer, loader.collate_fn([loader.dataset[0]]))
         first, second = (
-            trainer.compute_loss(trainer.model, dict(inputs), num_items_in_batch=torch.tensor(items)).item()
+            base.compute_loss(trainer, trainer.model, dict(inputs), num_items_in_batch=torch.tensor(items)).item()
             for items in (8, 16)
         )
-    return bool(first == second)
+        return bool(first == second)
+    return False
 
 
 def _reporter(
