@@ -149,7 +149,7 @@ def _trial_of(words: Sequence[str]) -> str | None:
     is_line = " " in first.strip() and not Path(first).exists()
     text = " ".join([first, *([line_of(rest)] if rest else [])]) if is_line else line_of(words) if rest else first
     name = rest[0] if rest else first
-    if len(rest) < 2 and name.endswith((".yaml", ".yml", ".json")) and not Path(name).exists():
+    if not is_line and len(rest) < 2 and name.endswith((".yaml", ".yml", ".json")) and not Path(name).exists():
         program = f"{shlex.quote(first)} " if rest else ""
         raise InputError(f"there is no {name}; the file to write is named by --file: init {program}--file {name}")
     is_trial = rest and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", first)
@@ -157,10 +157,23 @@ def _trial_of(words: Sequence[str]) -> str | None:
         return text
     if rest:
         raise InputError(f"{first} is no program, and takes no words such as {rest[0]}; leave them out")
+    if Path(first).is_file() and first.endswith((".yaml", ".yml")):
+        raise InputError(_unread_file(first))
     if ":" not in first:
         trial = f"module:Class, such as {first}:MyTrial" if Path(f"{first}.py").exists() else "module:Class"
         raise InputError(f"{first} is neither a trial ({trial}) nor a program (a script, or a command with its words)")
     return first
+
+
+def _unread_file(file: str) -> str:
+    """Return why `init` does not read a file of YAML, with the remedy."""
+    text = Path(file).read_text(encoding="utf-8", errors="replace")
+    if re.search(r"^search:", text, re.MULTILINE):
+        return f"{file} is an experiment already; check it: rubberband check {shlex.quote(file)}"
+    return (
+        f"{file} is no config of TRL, Axolotl or LLaMA-Factory and no sweep of W&B, by its keys; name the command that "
+        f"takes it, such as: rubberband init 'trl sft --config {file}'"
+    )
 
 
 def _named_after(seen: TrialFindings) -> str:
@@ -168,8 +181,8 @@ def _named_after(seen: TrialFindings) -> str:
     from rubberband.values.command import script_of
 
     words = list(seen.command)
-    if not words:
-        return DEFAULT_FILE
+    if seen.file or not words:
+        return seen.file or DEFAULT_FILE
     scripts = (match[1] for word in words if (match := re.fullmatch(r"(.+\.(?:py|sh))(:\w+)?", word)))
     named = script_of(words) or next(scripts, None)
     if named is None:
@@ -269,6 +282,8 @@ def looked_at(
     _require_parameters(seen)
     if not seen.start:
         return seen
+    if seen.missing:
+        raise RubberbandError(seen.missing)
     programs, line, folder = part("programs"), line_of(seen.start), path.absolute().parent
     with programs.tidied(folder, _note), Folded(f"looking at {line}") as folded:
         found = programs.look(seen, folder, wait_s=wait_s, show=folded.add, metric=metric or seen.metric or None)
@@ -326,7 +341,9 @@ def _found(
     seen: TrialFindings, path: Path, metric: str | None, mode: str | None, *, wait_s: float, asks: bool, check: bool
 ) -> tuple[TrialFindings, CheckReport | None]:
     """Look at a run of a program, and try one iteration of it, or of a trial."""
-    if seen.start:
+    if seen.is_known and not check:
+        seen = replace(seen, metric=metric or seen.metric, mode=mode or seen.mode)
+    elif seen.start:
         seen = looked_at(seen, path, metric, mode, wait_s=wait_s, asks=asks)
         if check and (seen.iteration_s or 0.0) > _LONG_S:
             _note(f"no iteration was tried, as one takes {seen.iteration_s:.0f} s")

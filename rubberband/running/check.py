@@ -49,6 +49,8 @@ LIMIT_S = 300.0
 """Default time of `rubberband check`."""
 RUN_LIMIT_S = 30.0
 """Time of the check before a run: what takes longer is left unchecked."""
+PROGRAM_LIMIT_S = 120.0
+"""The same for a program, which is started twice or three times, with all its imports."""
 CHEAP_S = 10.0
 """If an iteration takes longer by the profile, a run does not check first."""
 TRIALS = 3
@@ -185,7 +187,18 @@ def check_first(
         return None
     step(f"checking {entrypoint}: an iteration, a checkpoint and a restart")
     with tempfile.TemporaryFile() as output:
-        report = _checked(experiment, entrypoint, max_gpus, RUN_LIMIT_S, output, [], cancelled, fork_server=fork_server)
+        limit_s = RUN_LIMIT_S if entrypoint.command is None else PROGRAM_LIMIT_S
+        report = _checked(
+            experiment,
+            entrypoint,
+            max_gpus,
+            limit_s,
+            output,
+            [],
+            cancelled,
+            fork_server=fork_server,
+            values_s=RUN_LIMIT_S / 3.0,
+        )
         if cancelled():
             raise Cancelled("cancelled while the trial was checked; nothing was spent")
         if not report.trial.kind:
@@ -227,7 +240,7 @@ def _unchecked(experiment: Experiment, report: CheckReport) -> str:
         return f", as this machine may lack what it needs: {report.problems[0].line}"
     if not report.trial.is_finished and not report.trial.problems:
         waits = f": {report.trial.waits}" if report.trial.waits else ""
-        return f" to the end: {report.trial.step} takes more than {RUN_LIMIT_S:g} s{waits}"
+        return f" to the end: {report.trial.step} takes more than {report.limit_s:g} s{waits}"
     return ""
 
 
@@ -270,6 +283,7 @@ def _checked(
     *,
     quick: bool = False,
     fork_server: Path | None = None,
+    values_s: float | None = None,
 ) -> CheckReport:
     """Check trials until one passes: at most `TRIALS`, as long as the time lasts."""
     failed = list[str]()
@@ -289,7 +303,7 @@ def _checked(
                 max_gpus=max_gpus,
                 gangs=gangs,
                 device_id=gpu,
-                values_s=limit_s / 3.0,
+                values_s=limit_s / 3.0 if values_s is None else values_s,
                 values={} if quick else _each_value(experiment.search.space),
                 extremes=() if quick else extremes(experiment.search.space),
                 booleans=tuple(name for name in booleans if name not in known),

@@ -58,6 +58,14 @@ class TrialFindings:
     remarks: tuple[str, ...] = ()
     rank: bool = True
     """Whether one worker of the program has torchrun's variables."""
+    launch: str = ""
+    """`machine` for a launcher, which starts the workers of a machine itself; empty: each worker starts the program."""
+    file: str = ""
+    """Name of the file to write; empty: by the program's name."""
+    is_known: bool = False
+    """Whether the metric and its place are known without a look at a run."""
+    missing: str = ""
+    """Why the program cannot be started here, in one line with a remedy; empty: it can."""
     line: str = ""
     """The line of a run in which the metric was seen."""
     saves: bool = False
@@ -159,7 +167,8 @@ _REPEATS = (
 
 def _program(seen: TrialFindings) -> str:
     booleans = f"\n  booleans: {{style: {seen.booleans}}}" if seen.booleans else ""
-    rank = "" if seen.rank else "\n  rank: false # one worker fails with torchrun's variables"
+    rank = "" if seen.rank else "\n  rank: false # one worker gets no variables of torchrun"
+    rank += f"\n  launch: {seen.launch} # once for each machine: the launcher starts the workers" if seen.launch else ""
     resume = f"\n  resume: {_command(seen.resume)} # at each start from a checkpoint" if seen.resume else ""
     return f"\n  command: {_command(seen.command)}\n  metrics: {seen.metrics}{booleans}{resume}{rank}"
 

@@ -17,6 +17,7 @@ from rubberband.spec.space import Domain, SubSpace, check_names
 from rubberband.units import shown
 from rubberband.values.command import (
     CHECKPOINT_PLACE,
+    LAUNCHED_MODULES,
     PLACES,
     Booleans,
     Launch,
@@ -105,7 +106,7 @@ class Program(Words):
         if launcher is not None and self.launch == "worker":
             raise fault(
                 f"{launcher} starts workers itself, and would be started by each worker; write python "
-                f"{script_of(words) or 'train.py'} in its place, or launch: machine",
+                f"{_script(launcher, words)} in its place, or launch: machine",
                 at="command",
             )
         return self
@@ -125,6 +126,12 @@ class Program(Words):
 
     def __str__(self) -> str:
         return str(self.to_plain())
+
+
+def _script(launcher: str, words: Sequence[str]) -> str:
+    """Return what python starts in place of a launcher."""
+    module = LAUNCHED_MODULES.get(launcher)
+    return f"-m {module}" if module is not None else script_of(words) or "train.py"
 
 
 def command(

@@ -24,10 +24,12 @@ PLACES = {
     "args_no_hyphens": "all parameters, as name=value",
     "args_json": "all parameters, as one word of JSON",
     "checkpoint": "the folder of the trial's checkpoint",
+    "last_checkpoint": "the folder in it with the highest number, such as checkpoint-500",
     "iterations": "the iterations that are done",
     "max_t": "the iterations of a trial that trains to the end",
     "seed": "the trial's seed",
     "gpus": "the GPUs of the gang on this machine",
+    "workers": "the GPUs of the gang on all machines",
     "machines": "the machines of the gang",
     "machine_rank": "the number of this machine in the gang",
     "master_addr": "the address of the gang's first machine",
@@ -48,7 +50,19 @@ _OF_A_SHELL = re.compile(
     r"(\|\|?|&&?|#|\S*;|\d*>\S*|\d*>&\d|<\S*|&>\S*|~.*|`.*|\S*`\S*|\$[A-Za-z_].*|\S*(?<!\$)\$[A-Za-z_(]\S*)$", re.DOTALL
 )
 """Words with a meaning for a shell. One with a space was quoted, as the text after `bash -c` is."""
-_LAUNCHERS = ("torchrun", "accelerate launch", "deepspeed", "mpirun", "mpiexec", "horovodrun")
+TRL_TASKS = ("sft", "dpo", "grpo", "kto", "reward", "rloo")
+LAUNCHED_MODULES = {
+    **{f"trl {task}": f"trl.scripts.{task}" for task in TRL_TASKS},
+    "axolotl train": "axolotl.cli.train",
+    "llamafactory-cli train": "llamafactory.launcher",
+    "lmf train": "llamafactory.launcher",
+}
+"""Launcher with a training of its own -> the module that it starts on each worker.
+
+Source: trl 1.16 trl/cli/accelerate_launcher.py, axolotl 0.19 axolotl/cli/utils/train.py, llamafactory 0.9.5
+launcher.py.
+"""
+_LAUNCHERS = ("torchrun", "accelerate launch", "deepspeed", "mpirun", "mpiexec", "horovodrun", *LAUNCHED_MODULES)
 _LAUNCHING_MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",

@@ -105,7 +105,7 @@ def test_a_program_that_is_started_by_others_keeps_its_words(
             {"train.py": ARGPARSE.format(options=""), "package/train.py": ARGPARSE.format(options="")} | files, text
         )
         assert " ".join(found.words) == words
-        if "$@" not in words:
+        if "$@" not in words and not words.startswith("accelerate"):
             accepted(found.words, found)
 
 

@@ -32,8 +32,9 @@ from rubberband.values.command import ProgramCommand
 from rubberband.values.metric_lines import numbers_in
 
 Metrics = Mapping[str, float]
-_PROGRAM_S = 30.0
-"""More iterations are trained if the first one, with the program's start, took no longer than this."""
+_PROGRAM_S, _MOST_PROGRAM_S = 30.0, 75.0
+"""More iterations are trained if the first one, with the program's start, took no longer than the first, or than a
+quarter of the time of the check, up to the second: a large model is loaded in a minute."""
 _ANSWER_S = 1.0
 """Least time between two answers of an iteration that goes on."""
 _EPOCH_S = 60.0
@@ -72,6 +73,7 @@ class ProgramCheck:
         """
         self._order, self._entrypoint, self._until = order, order.entrypoint, until
         self._found, self._step, self._answer = found, step, answer
+        self._most_s = min(max(_PROGRAM_S, (until - time.monotonic()) / 4.0), _MOST_PROGRAM_S)
 
     def run(self) -> None:
         """Train until the program has saved, and one iteration more; then one by another start, from the checkpoint.
@@ -92,7 +94,7 @@ class ProgramCheck:
                     self._found.resumes, self._found.restart = False, restarts.AGAIN
                 if again and self._order.max_gpus > 1 and not self._found.problems:
                     self._compare(later, store, seen, again)
-            if not self._found.problems and self._entrypoint.command and self._took_s <= _PROGRAM_S:
+            if not self._found.problems and self._entrypoint.command and self._took_s <= self._most_s:
                 with self._step("values"), _silenced():
                     ProgramValues(self._order, self._found, self._first, self._trained, self._until).run()
         finally:
@@ -132,7 +134,7 @@ class ProgramCheck:
                 seen = [self._iterated(runner)]
             self._found.metrics, self._found.line, seconds = dict(seen[0]), runner.line, self._found.seconds
             self._first = Trained(seen[:], runner.printed(), runner.counting.first.numbers)
-            goes_on = seconds["iteration"] <= _PROGRAM_S
+            goes_on = seconds["iteration"] <= self._most_s
             while goes_on and runner.saved_iterations(len(seen)) == 0 and len(seen) < _UNTIL_SAVED:
                 goes_on = self._next(runner, segment, seen)
             done, saved = len(seen), runner.saved_iterations(len(seen))
@@ -217,7 +219,7 @@ class ProgramCheck:
         try:
             with self._step("restore"), store.file(segment.checkpoint) as path:
                 runner = self._made(segment, resources, path)
-            if self._found.seconds["set-up"] + self._found.seconds["iteration"] <= _PROGRAM_S:
+            if self._found.seconds["set-up"] + self._found.seconds["iteration"] <= self._most_s:
                 with self._step("continue"), suppress(TrainingEnded):
                     found = runner.iterate(segment.until_iterations)
         finally:

@@ -87,6 +87,7 @@ class Place:
         """Return what stands for `${…}` in a command here, by the names of `PLACES`."""
         return {
             "gpus": str(self.local_size),
+            "workers": str(self.size),
             "machines": str(self.machines),
             "machine_rank": str(self.machine),
             "master_addr": self.address,

@@ -74,8 +74,20 @@ class MetricLine:
 class Printed:
     """The lines of one program, from its output or a file."""
 
-    def __init__(self, metrics: Metrics, metric: str, checkpoint: Path, *, saves: bool, took_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        metric: str,
+        checkpoint: Path,
+        *,
+        saves: bool,
+        numbered: bool = False,
+        took_s: float = 0.0,
+    ) -> None:
         """`saves`: whether the program's command names the folder `checkpoint`; others are seen to save.
+
+        `numbered`: whether it saves each iteration into a folder of its own, as the Trainer of Hugging Face does: after
+        the line, and after requests to the hub that may take seconds.
 
         `took_s`: duration of an iteration of an earlier start; 0 if there was none.
         """
@@ -99,6 +111,7 @@ class Printed:
         self.took_s = took_s
         """Duration of the latest iteration."""
         self._checkpoint = checkpoint
+        self._is_numbered = numbered
         self._saves = saves or any(_files(checkpoint))
         self._is_saving = False
         """Whether files that belong to the line before are not whole yet."""
@@ -158,6 +171,7 @@ class Printed:
         if self.is_too_fast:
             return
         after_s = min(max(BESIDE_S, _PART * (self.took_s or since_s)), _MOST_FIRST_S if is_first else _MOST_AFTER_S)
+        after_s = _MOST_AFTER_S if self._is_numbered else after_s
         quiet_s = min(max(_QUIET_S, _QUIET_PART * self.took_s), _MOST_QUIET_S)
         begin, was_saving = line.at - self.beside_s(), self._is_saving
         found, changed_at, self._is_saving = self._saved(), line.at, False

@@ -43,7 +43,7 @@ from rubberband.executor.training.programs.printed import (
     signature,
 )
 from rubberband.executor.training.programs.report_socket import LOOK_S, Reports
-from rubberband.executor.training.programs.saves import Saves
+from rubberband.executor.training.programs.saves import Saves, last_checkpoint
 from rubberband.executor.training.reported import clean_metrics
 from rubberband.executor.training.reporting import CHECKPOINT, CONFIG, LINE
 from rubberband.executor.training.runner import Runner, Steps
@@ -391,6 +391,7 @@ class CommandRunner(Runner):
         by_worker, alone = command.launch == "worker", place.size == 1 and not command.rank
         places = {
             "checkpoint": str(self._checkpoint),
+            "last_checkpoint": str(last_checkpoint(self._checkpoint)),
             "iterations": str(self._state_iterations),
             "max_t": str(segment.max_iterations or segment.until_iterations),
             "seed": str(segment.seed),
@@ -412,9 +413,12 @@ class CommandRunner(Runner):
             CONFIG: json.dumps(dict(segment.config)),
         }
         given = (*command.words, *command.resume, *self._variables.values())
-        saves = any("${checkpoint}" in word for word in given)
+        saves = any(place in word for word in given for place in ("${checkpoint}", "${last_checkpoint}"))
         metrics = command.metrics if segment.rank == 0 else Metrics()  # a line that is not awaited would stop it
-        self._printed = Printed(metrics, segment.metric, self._checkpoint, saves=saves, took_s=self._took_s)
+        numbered = any("${last_checkpoint}" in word for word in given)
+        self._printed = Printed(
+            metrics, segment.metric, self._checkpoint, saves=saves, numbered=numbered, took_s=self._took_s
+        )
         if self._started_with and not any("${iterations}" in word for word in given):
             self._has_read = ReadFiles(self._checkpoint, self._place / "links", self._printed.file)
         self._words = command.line(segment.config, places, resumes=self._started_with > 0)

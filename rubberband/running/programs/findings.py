@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rubberband.running.first_file import MOST, TrialFindings, name_of
-from rubberband.running.programs import objectives, options, sagemaker, sweeps
+from rubberband.running.programs import finetuning, objectives, options, sagemaker, sweeps
 from rubberband.running.programs.looking import look, tidied, with_look
 from rubberband.running.programs.options import booleans_of, program_of
 from rubberband.running.programs.patches import patch_of
@@ -18,6 +18,7 @@ __all__ = ["booleans_of", "findings_of", "is_program", "look", "patch_of", "tidi
 
 _READERS: tuple[tuple[Callable[[str], bool], Callable[[str, Path], TrialFindings]], ...] = (
     (sweeps.is_sweep, sweeps.findings_of),
+    (finetuning.is_finetuning, finetuning.findings_of),
     (objectives.is_objective, objectives.findings_of),
     (sagemaker.is_job, sagemaker.findings_of),
 )
@@ -52,6 +53,7 @@ def _findings_of_program(program: str, path: Path) -> TrialFindings:
         others=found.others,
         booleans=found.booleans,
         resume=found.resume,
+        launch=found.launch,
         metric="",
         env=env,
         most=max(2, found.epochs or MOST),

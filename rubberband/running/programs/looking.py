@@ -66,6 +66,8 @@ class Look:
     iteration_s: float
     saves: bool
     """Whether it saved files in the folder of its checkpoint."""
+    has_ended: bool
+    """Whether it ended by itself."""
     has_folds: bool
     """Whether it said that it trains the first of several folds."""
     has_rank: bool
@@ -83,6 +85,8 @@ def look(
     metric for `wait_s` seconds.
     """
     order = _Order(seen, wait_s, metric, show)
+    if not seen.rank or seen.launch:
+        return _looked(order, folder, has_rank=False)
     try:
         return _looked(order, folder, has_rank=True)
     except _Failed as failure:
@@ -201,6 +205,7 @@ class _Run:
             startup_s=max(0.0, times[0] - self._began - period_s),
             iteration_s=period_s or times[0] - self._began,
             saves=any(self._checkpoint.iterdir()),
+            has_ended=not self._is_stopped,
             has_folds=any(map(_FOLD.search, self._lines.lines)),
             has_rank=self._has_rank,
             lines=len(self._lines.lines),
@@ -365,7 +370,9 @@ def with_look(seen: TrialFindings, found: Look, choice: Choice, mode: str) -> Tr
     remarks = [remark for remark in seen.remarks if needs_folder or remark != NO_FOLDER]
     stride = kind.stride if kind.repeats else 1
     has_place = any("${max_t}" in word for word in command)
-    if found.is_once:
+    if seen.is_known and not found.is_once:
+        most = min(most, found.epochs or most) if found.has_ended else most
+    elif found.is_once:
         command, most = _without_max_t(command), 1
         remarks.append(
             f"the program printed {choice.name} once, at its end: an iteration is a whole training, which no scheduler "
@@ -387,7 +394,7 @@ def with_look(seen: TrialFindings, found: Look, choice: Choice, mode: str) -> Tr
             f"the program trains several folds, and a trial is ranked by {choice.name} of its first one: "
             "print one number of all folds alone, or let a trial train one fold"
         )
-    if kind.is_batch or (_TWO_RATIOS.search(kind.before) and not kind.is_whole):
+    if not seen.is_known and (kind.is_batch or (_TWO_RATIOS.search(kind.before) and not kind.is_whole)):
         remarks.append(
             f"the line with {choice.name} comes several times an epoch, and each is an iteration: print a line of an "
             "epoch if you want that"
@@ -402,7 +409,7 @@ def with_look(seen: TrialFindings, found: Look, choice: Choice, mode: str) -> Tr
         scheduler=_for_once(seen.scheduler) if found.is_once else seen.scheduler,
         line=choice.line,
         saves=found.saves,
-        rank=found.has_rank,
+        rank=found.has_rank or bool(seen.launch),
         is_once=found.is_once,
         iteration_s=found.iteration_s,
         startup_s=found.startup_s,

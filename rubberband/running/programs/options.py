@@ -20,7 +20,15 @@ from rubberband.running.first_file import NO_FOLDER, yaml_key
 from rubberband.running.programs.parsers import Parser, ProgramOption, parser_of
 from rubberband.running.programs.roles import EPOCHS, OUTPUT, RESUME, SEED, is_fixed, is_logs, output_of, role_of
 from rubberband.running.programs.source import calls_report, saved_file, search_in, sources_of, trial_in
-from rubberband.running.programs.starters import example_of, inside_shell, interpreter_of, without_launcher
+from rubberband.running.programs.starters import (
+    PLACEMENT,
+    example_of,
+    inside_shell,
+    interpreter_of,
+    of_accelerate,
+    on_one,
+    without_launcher,
+)
 from rubberband.running.programs.unparsed import options_in
 from rubberband.running.ranges import REQUIRED, domain_of, middle_of
 from rubberband.running.trial_source import parameters_in
@@ -60,6 +68,8 @@ class ProgramFindings:
     """Its default number of epochs, if `${max_t}` stands for it."""
     resume: tuple[str, ...] = ()
     """The words that load its checkpoint."""
+    launch: str = ""
+    """`machine` for a launcher that is kept."""
     reports: bool = False
     """Whether it calls rubberband.report."""
     remarks: tuple[str, ...] = ()
@@ -81,12 +91,18 @@ def program_of(text: str, folder: Path, *, is_chosen: bool = False) -> ProgramFi
             f"{text} is a notebook, which no command runs; make it a program, whose parameters are options: "
             f"jupyter nbconvert --to script {text}, then rubberband init {script}"
         )
-    words, remarks = [word for word in words_of(text) if word != "${args}"], list[str]()
+    words, remarks, kept = [word for word in words_of(text) if word != "${args}"], list[str](), list[str]()
     if words[0].endswith((".py", ".sh")) and (len(words) == 1 or not os.access(words[0], os.X_OK)):
         words = [interpreter_of(words[0]), *words]
     if (launcher := launcher_of(words)) is not None:
+        if launcher == "accelerate launch":
+            kept = of_accelerate(_before_script(words))
         words = without_launcher(words)
-        remarks.append(f"{launcher} is not needed: each worker starts the command once, with torchrun's variables")
+        remarks.append(
+            f"{launcher} is started once for each machine, as {kept[0]} changes how the program trains"
+            if kept
+            else f"{launcher} is not needed: each worker starts the command once, with torchrun's variables"
+        )
     if words[0] == "make":
         printed = text.replace(" ", " -n ", 1)
         raise InputError(f"{text} runs a command of a Makefile; give that command, which {printed} prints")
@@ -107,9 +123,11 @@ def program_of(text: str, folder: Path, *, is_chosen: bool = False) -> ProgramFi
             f"{line_of(words)} has no parameter left that a search changes; give its parser one, such as --lr, or "
             f"name an option that it has: rubberband init {example_of(words, '--NAME ${lr}')}"
         )
+    launcher_words = ["accelerate", "launch", *kept, *PLACEMENT] if kept else []
     return ProgramFindings(
-        words=found.words(),
-        start=found.start(),
+        words=_launched(found.words(), launcher_words),
+        start=_launched(found.start(), on_one(launcher_words)),
+        launch="machine" if kept else "",
         space=found.space,
         others=found.others,
         booleans=found.booleans,
@@ -118,6 +136,21 @@ def program_of(text: str, folder: Path, *, is_chosen: bool = False) -> ProgramFi
         reports=calls_report(sources),
         remarks=(*remarks, *found.remarks),
     )
+
+
+def _before_script(words: Sequence[str]) -> list[str]:
+    """Return the words of `accelerate launch` itself."""
+    begin = next(at for at, word in enumerate(words) if word == "launch" or word.endswith("commands.launch")) + 1
+    ends = (at for at, word in enumerate(words) if at >= begin and (word.endswith(".py") or word in ("-m", "--module")))
+    return list(words[begin : next(ends, len(words))])
+
+
+def _launched(words: Sequence[str], launcher: Sequence[str]) -> tuple[str, ...]:
+    """Return words with a launcher in the place of the interpreter; none: as they are."""
+    if not launcher:
+        return tuple(words)
+    at = next(at for at, word in enumerate(words) if word.endswith(".py") or word == "-m")
+    return (*words[: at - 1], *launcher, *words[at:])
 
 
 def _refuse_search(words: Sequence[str], sources: Sequence[str]) -> None:
@@ -369,6 +402,9 @@ class _Command:
             return (option.flag,)
         if option.booleans:  # `--resume true`, of a type that reads it
             return tuple(option.words(option.booleans[0].partition("/")[0]))
+        if option.is_of_trainer and option.name == "resume_from_checkpoint":
+            is_read = any(option.name in text for text in self.sources)
+            return tuple(option.words("${last_checkpoint}")) if is_read else ()
         equal = rf"\b{re.escape(option.name)}\b['\"\]]*\s*==\s*['\"](resume|last|latest|auto)['\"]"
         said = next((match[1] for text in self.sources if (match := re.search(equal, text))), None)
         file = saved_file(self.sources)

@@ -6,15 +6,29 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from rubberband.errors import InputError
-from rubberband.values.command import PLACES, launcher_of, line_of, named
+from rubberband.values.command import LAUNCHED_MODULES, PLACES, launcher_of, line_of, named
 
 _PYTHON_LINE = re.compile(r"^(?!\s*(#|echo\b)).*\b(python[\d.]*|torchrun|accelerate launch|uv run)\s.*?(\.py\b|-m\s)")
 _FOLDER = re.compile(r"^\s*cd\s(?!.*dirname)", re.MULTILINE)
 """A line that goes to another folder than that of the script."""
+PLACEMENT = (
+    *("--num_processes", "${workers}", "--num_machines", "${machines}", "--machine_rank", "${machine_rank}"),
+    *("--main_process_ip", "${master_addr}", "--main_process_port", "${master_port}"),
+)
+"""Words of Accelerate for the workers of a gang, with launch: machine."""
+_PLACED = (
+    *("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port"),
+    *("gpu_ids", "multi_gpu", "cpu", "same_network", "rdzv_backend", "module", "m"),
+)
+_OF_ACCELERATE = re.compile(
+    r"accelerate_config|config_file|use_(deepspeed|fsdp|megatron_lm|parallelism_config)|zero_stage|zero3_\w+|"
+    r"offload_\w+_device|deepspeed_\w+|fsdp_(?!config|transformer)\w+|mixed_precision|dynamo_\w+"
+)
+"""Options of Accelerate that change how a program trains, among those of TRL."""
 
 
 def example_of(words: Sequence[str], *more: str) -> str:
@@ -39,6 +53,9 @@ def seen_from(folder: Path, words: Sequence[str]) -> tuple[str, ...]:
 
 def without_launcher(words: Sequence[str]) -> list[str]:
     """Return the words of the program that a launcher starts, behind `uv run` and the like."""
+    if (module := LAUNCHED_MODULES.get(launcher_of(words) or "")) is not None:
+        at = next(at for at in range(len(words)) if " ".join(words[at : at + 2]).endswith(str(launcher_of(words))))
+        return [*words[:at], interpreter_of(".py"), "-m", module, *words[at + 2 :]]
     script = next((at for at, word in enumerate(words) if word.endswith(".py")), None)
     modules = [at for at, word in enumerate(words[:-1]) if word == "-m" and not launcher_of(["python", *words[at:]])]
     if script is None and not modules:
@@ -46,6 +63,39 @@ def without_launcher(words: Sequence[str]) -> list[str]:
     begin = max(at for at in range(len(words)) if launcher_of(words[at:]) is not None)
     at = script if script is not None else modules[0]
     return [*words[:begin], interpreter_of(words[at]), *words[at:]]
+
+
+def without(words: Sequence[str], keys: Collection[str]) -> list[str]:
+    """Return words without the options of some keys, and their values."""
+    return _parted(words, lambda key: key in keys)[1]
+
+
+def on_one(words: Sequence[str]) -> list[str]:
+    """Return the words of a launcher with the places of one worker on this machine, and a free port."""
+    one = {"${workers}": "1", "${machines}": "1", "${machine_rank}": "0", "${master_addr}": "127.0.0.1"}
+    return [one.get(word, word) for word in words]
+
+
+def of_accelerate(words: Sequence[str]) -> list[str]:
+    """Return the words of `accelerate launch` that change how a program trains: without those that place workers."""
+    return without(words, _PLACED)
+
+
+def parted_by_accelerate(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words of Accelerate among those of `trl sft` that change how it trains, and those of TRL."""
+    kept, rest = _parted(words, lambda key: _OF_ACCELERATE.fullmatch(key) is not None)
+    return kept, without(rest, _PLACED)
+
+
+def _parted(words: Sequence[str], is_one: Callable[[str], bool]) -> tuple[list[str], list[str]]:
+    """Return the options, with their values, whose key is one, and the other words."""
+    ours, others, is_ours = list[str](), list[str](), False
+    for word in words:
+        key, is_one_word, _ = word.partition("=")
+        if word.startswith("-") or is_one_word:
+            is_ours = is_one(key.lstrip("-").replace("-", "_"))
+        (ours if is_ours else others).append(word)
+    return ours, others
 
 
 def inside_shell(words: Sequence[str], folder: Path) -> list[str] | None:
