@@ -138,14 +138,17 @@ class _Config:
         config = _read(file) if file is not None else {}
         launcher: tuple[list[str], list[str]] | None = None
         if launcher_of(words) == "accelerate launch":
-            kept = of_accelerate(words[words.index("launch") + 1 : begin - 2] if "launch" in words else [])
+            kept = of_accelerate(words)
             launcher = (["accelerate", "launch", *kept, *PLACEMENT, "-m", module], []) if kept else None
         elif tool is TRL and words[begin - 2] != "-m":
             kept, rest = parted_by_accelerate(rest)
             if kept or parted_by_accelerate(_as_words(config))[0]:
                 launcher = words[:begin], [*kept, *PLACEMENT]
         elif tool is AXOLOTL and words[begin - 2] != "-m":
-            kept, rest = of_accelerate(behind), without(rest, ("launcher", "num_processes", "main_process_port"))
+            kept, rest = (
+                of_accelerate(["launch", *behind]),
+                without(rest, ("launcher", "num_processes", "main_process_port")),
+            )
             launcher = (["accelerate", "launch", *kept, *PLACEMENT, "-m", module], []) if kept else None
         given = _given(rest)
         return cls(
@@ -208,7 +211,7 @@ class _Config:
             resume=resume,
             metric=metric,
             mode="max" if "reward" in metric else "min",
-            rank=self.launcher is not None,
+            rank=self.launcher is not None or any(map(self.values.get, ("deepspeed", "fsdp", "fsdp_config"))),
             launch="" if self.launcher is None else "machine",
             is_known=True,
             missing=self._missing(),
@@ -267,14 +270,14 @@ class _Config:
         tool, epochs, values = self.tool, self._epochs(), self.values
         is_whole = epochs == most and not float(values.get("max_steps") or 0) > 0
         own = {tool.keys["output"]: "${checkpoint}"}
+        kinds = ["save", "eval" if metric.startswith("eval_") else "logging"]
         if is_whole:
             own[tool.keys["epochs"]] = "${max_t}"
         else:
+            steps = " and ".join(f"{kind}_steps" for kind in kinds)
             self.remarks.append(
-                f"an iteration is 1/{MOST} of the training, whose learning rate follows its schedule to the end: "
-                "max_t stays, or change eval_steps and save_steps with it"
+                f"an iteration is 1/{MOST} of the whole training, by {steps}; write others with another max_t"
             )
-        kinds = ["save", "eval" if metric.startswith("eval_") else "logging"]
         for kind in kinds:
             own |= _each(kind, is_whole=is_whole, is_axolotl=tool is AXOLOTL, values=values)
         if not values.get("save_total_limit"):
@@ -301,7 +304,8 @@ class _Config:
 
     def _missing(self) -> str:
         package = self.tool.package
-        if importlib.util.find_spec(package) is not None or shutil.which(LAUNCHERS[package]) is not None:
+        is_here = importlib.util.find_spec(package) is not None or Path(package).is_dir()
+        if is_here or shutil.which(LAUNCHERS[package]) is not None:
             return ""
         return (
             f"{package} is not installed here, so no run can be looked at; pip install {package}, or add --no-check to "

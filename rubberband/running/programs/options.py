@@ -96,7 +96,7 @@ def program_of(text: str, folder: Path, *, is_chosen: bool = False) -> ProgramFi
         words = [interpreter_of(words[0]), *words]
     if (launcher := launcher_of(words)) is not None:
         if launcher == "accelerate launch":
-            kept = of_accelerate(_before_script(words))
+            kept = of_accelerate(words)
         words = without_launcher(words)
         remarks.append(
             f"{launcher} is started once for each machine, as {kept[0]} changes how the program trains"
@@ -136,13 +136,6 @@ def program_of(text: str, folder: Path, *, is_chosen: bool = False) -> ProgramFi
         reports=calls_report(sources),
         remarks=(*remarks, *found.remarks),
     )
-
-
-def _before_script(words: Sequence[str]) -> list[str]:
-    """Return the words of `accelerate launch` itself."""
-    begin = next(at for at, word in enumerate(words) if word == "launch" or word.endswith("commands.launch")) + 1
-    ends = (at for at, word in enumerate(words) if at >= begin and (word.endswith(".py") or word in ("-m", "--module")))
-    return list(words[begin : next(ends, len(words))])
 
 
 def _launched(words: Sequence[str], launcher: Sequence[str]) -> tuple[str, ...]:

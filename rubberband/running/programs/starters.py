@@ -77,8 +77,10 @@ def on_one(words: Sequence[str]) -> list[str]:
 
 
 def of_accelerate(words: Sequence[str]) -> list[str]:
-    """Return the words of `accelerate launch` that change how a program trains: without those that place workers."""
-    return without(words, _PLACED)
+    """Return the words of `accelerate launch` that change how its program trains: without those that place workers."""
+    begin = next(at for at, word in enumerate(words) if word == "launch" or word.endswith("commands.launch")) + 1
+    ends = (at for at, word in enumerate(words) if at >= begin and (word.endswith(".py") or word in ("-m", "--module")))
+    return without(words[begin : next(ends, len(words))], _PLACED)
 
 
 def parted_by_accelerate(words: Sequence[str]) -> tuple[list[str], list[str]]:
