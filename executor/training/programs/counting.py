@@ -111,10 +111,14 @@ class Counting:
         return not is_old
 
     def _is_before_any_step(self, seen: Seen) -> bool:
-        """Whether a trial's first line evaluates a model before any training, as `step 0: val loss 4.2` does."""
+        """Whether a trial's first line evaluates a model before any training, as `step 0: val loss 4.2` does.
+
+        Epochs often begin with 0; those of the Trainer of Hugging Face, in a line with `eval_runtime`, are passed ones.
+        """
         steps = [number for word, number in seen.numbers.items() if word != "batch"]
         is_held_out = _HELD_OUT.search(self._metric.lower()) is not None
-        return is_held_out and "epoch" not in seen.numbers and bool(steps) and not any(steps)
+        counts_passed = "epoch" not in seen.numbers or "eval_runtime" in seen.metrics
+        return is_held_out and counts_passed and bool(steps) and not any(steps)
 
     def _repeats_number(self, seen: Seen, before: Seen) -> bool:
         """Whether a line has a number again that numbers iterations, as one at the end of training has."""

@@ -114,11 +114,11 @@ class _Config:
     file: str | None
     """The config file; None: all is in the words."""
     values: dict[str, Any]
-    """What the file and the words say; the words count."""
+    """Values of the file and of the words, which count."""
     words: list[str]
     """The user's own words behind the file."""
     given: Mapping[str, Any]
-    """What the words say alone."""
+    """Values of the words alone."""
     launcher: tuple[list[str], list[str]] | None = None
     """Words of a launcher that changes how it trains, before the file and behind it; None: none does."""
     remarks: list[str] = field(default_factory=list)

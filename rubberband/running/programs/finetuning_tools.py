@@ -36,7 +36,7 @@ _OF_TASKS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A tool: how it is named, started, told a value, and how it resumes."""
+    """A tool: its keys, and the form of its overrides."""
 
     name: str
     package: str
