@@ -139,7 +139,8 @@ _COUNT = re.compile(
 )
 """The number of an iteration, as in `Epoch 3/8`, `step: 20` or `"epoch": 1.5`."""
 _NUMBERED = re.compile(
-    r"(?<![a-z])(epoch|episode|ep|round|iteration|iter|it|update|step|batch)\W{0,3}(\d+(?:\.\d+)?)(?!,\d|\.?\w)"
+    r"(?<![a-z])(epoch|episode|ep|round|iteration|iter|it|update|step|batch)(?:\W{0,3}|['\"]: ['\"])"
+    r"(\d+(?:\.\d+)?)(?!,\d|\.?\w)"
 )
 _NO_NUMBER = re.compile(r"(best|total|max|num|per|last|warmup)[\W_]{0,2}$")
 """Words before such a number that make it another one."""
