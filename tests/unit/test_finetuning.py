@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from rubberband import cli
 from rubberband.errors import InputError
-from rubberband.executor.training.programs.saves import last_checkpoint
+from rubberband.executor.training.programs.printed import last_checkpoint
 from rubberband.running.first_file import text_of
 from rubberband.running.programs.findings import findings_of, is_program
 from rubberband.spec.experiment import Experiment
@@ -126,6 +126,8 @@ while step < 32:
         folder = out / f"checkpoint-{{step}}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "state.json").write_text(json.dumps([step, x]))
+        time.sleep(0.2)  # as long as a machine may need between two files
+        (folder / "trainer_state.json").write_text("{{}}")
 '''
 
 

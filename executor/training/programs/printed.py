@@ -57,6 +57,7 @@ _LONGEST_LINE = 2**16
 _REWRITTEN_S = 0.2
 """Seconds for which a file stays shorter than it was until it is taken for another one."""
 _OF_A_TEST = re.compile(r"\b(val|valid|validation|eval|evaluation|dev|test)\b", re.IGNORECASE)
+_NUMBERED = re.compile(r".*?(\d+)")
 _TAIL = 64
 """Bytes at the end of what is known of a file, which another file does not have there."""
 
@@ -180,7 +181,8 @@ class Printed:
             if latest != found:
                 found, changed_at, self._saves = latest, now, True
             self._is_saving = found != self._signature and newest(found) >= begin
-            is_quiet = now - changed_at > (_QUIET_S if newest(found) < line.at else quiet_s)
+            long_s = _MOST_QUIET_S if self._lacks_state() else _QUIET_S if newest(found) < line.at else quiet_s
+            is_quiet = now - changed_at > long_s
             if self._is_saving and (has_ended or is_quiet) and self._is_whole(found):
                 self.keep((lambda: None) if was_saving else take)
                 return
@@ -204,6 +206,10 @@ class Printed:
         if found != self._signature:
             take()
             self._signature, self._is_saving = found, False
+
+    def _lacks_state(self) -> bool:
+        """Whether a numbered folder has not the file that the Trainer of Hugging Face writes last."""
+        return self._is_numbered and not (last_checkpoint(self._checkpoint) / "trainer_state.json").is_file()
 
     def _is_whole(self, found: Signature) -> bool:
         """Whether nothing is written to the files, and no other line has come; the program is stopped then."""
@@ -379,3 +385,16 @@ def newest(found: Signature) -> float:
 
 def _files(folder: Path) -> Iterator[Path]:
     return (path for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def last_checkpoint(folder: Path) -> Path:
+    """Return the folder in it with the highest number at the end of its name; without any, the folder itself.
+
+    The Trainer of Hugging Face saves into `checkpoint-500`, and others into `epoch_3`.
+    """
+    found = [
+        (int(match[1]), each)
+        for each in folder.iterdir()
+        if each.is_dir() and (match := _NUMBERED.fullmatch(each.name)) is not None
+    ]
+    return max(found, default=(0, folder))[1]

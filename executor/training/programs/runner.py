@@ -39,11 +39,12 @@ from rubberband.executor.training.programs.printed import (
     MetricLine,
     Printed,
     Signature,
+    last_checkpoint,
     newest,
     signature,
 )
 from rubberband.executor.training.programs.report_socket import LOOK_S, Reports
-from rubberband.executor.training.programs.saves import Saves, last_checkpoint
+from rubberband.executor.training.programs.saves import Saves
 from rubberband.executor.training.reported import clean_metrics
 from rubberband.executor.training.reporting import CHECKPOINT, CONFIG, LINE
 from rubberband.executor.training.runner import Runner, Steps

@@ -7,7 +7,6 @@ saves its own. It holds the files that were written there since the start: the o
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -25,20 +24,6 @@ from rubberband.executor.training.failures import refused
 from rubberband.executor.training.programs.gang import ProgramGang
 
 _TAKE, _SAVE = "take", "save"
-_NUMBERED = re.compile(r".*?(\d+)")
-
-
-def last_checkpoint(folder: Path) -> Path:
-    """Return the folder in it with the highest number at the end of its name; without any, the folder itself.
-
-    The Trainer of Hugging Face saves into `checkpoint-500`, and others into `epoch_3`.
-    """
-    found = [
-        (int(match[1]), each)
-        for each in folder.iterdir()
-        if each.is_dir() and (match := _NUMBERED.fullmatch(each.name)) is not None
-    ]
-    return max(found, default=(0, folder))[1]
 
 
 class Saves:
