@@ -85,7 +85,7 @@ def test_a_launcher_trains_one_worker_at_a_port_of_its_own(
     kept = ["--config_file", "acc.yaml"]
     line = [*words[:2], *kept, *words[2:]] if words[0] == "accelerate" else [*words, *kept]
     said = rubberband("init", "--yes", "--", *line, "--config", "sft.yaml")
-    assert "resume      resumes exactly" in said
+    assert re.search("resume      (resumes exactly|was restored)", said), "or its start took too long to compare"
     entrypoint = load_experiment(tmp_path / "sft-search.yaml").to_words()["entrypoint"]
     assert entrypoint["launch"] == "machine"
     assert "--main_process_port ${master_port}" in entrypoint["command"]

@@ -166,7 +166,7 @@ class Printed:
         assert self._program is not None
         before, self._before = self._before, line
         since_s = line.at - before.at
-        self.is_too_fast = since_s < SHORTEST_S
+        self.is_too_fast = since_s < SHORTEST_S and not self._has_state()
         is_first = not (before.metrics or self.took_s)
         self.took_s = since_s if before.metrics else self.took_s  # of the first line, it has the start as well
         if self.is_too_fast:
@@ -174,15 +174,17 @@ class Printed:
         after_s = min(max(BESIDE_S, _PART * (self.took_s or since_s)), _MOST_FIRST_S if is_first else _MOST_AFTER_S)
         after_s = _MOST_AFTER_S if self._is_numbered else after_s
         quiet_s = min(max(_QUIET_S, _QUIET_PART * self.took_s), _MOST_QUIET_S)
-        begin, was_saving = line.at - self.beside_s(), self._is_saving
+        was_saving = self._is_saving
         found, changed_at, self._is_saving = self._saved(), line.at, False
         while not self.has_lines:
             latest, now, has_ended = self._saved(), time.time(), self._program.poll() is not None
             if latest != found:
                 found, changed_at, self._saves = latest, now, True
+            has_state = self._has_state()  # with it, a save is over before the next line, and follows its own
+            begin = line.at if has_state else line.at - self.beside_s()
             self._is_saving = found != self._signature and newest(found) >= begin
-            long_s = _MOST_QUIET_S if self._lacks_state() else _QUIET_S if newest(found) < line.at else quiet_s
-            is_quiet = now - changed_at > long_s
+            long_s = _QUIET_S if newest(found) < line.at else quiet_s
+            is_quiet = now - changed_at > (_MOST_QUIET_S if self._is_numbered and not has_state else long_s)
             if self._is_saving and (has_ended or is_quiet) and self._is_whole(found):
                 self.keep((lambda: None) if was_saving else take)
                 return
@@ -207,9 +209,9 @@ class Printed:
             take()
             self._signature, self._is_saving = found, False
 
-    def _lacks_state(self) -> bool:
-        """Whether a numbered folder has not the file that the Trainer of Hugging Face writes last."""
-        return self._is_numbered and not (last_checkpoint(self._checkpoint) / "trainer_state.json").is_file()
+    def _has_state(self) -> bool:
+        """Whether the latest numbered folder has the file that the Trainer of Hugging Face writes last."""
+        return self._is_numbered and (last_checkpoint(self._checkpoint) / "trainer_state.json").is_file()
 
     def _is_whole(self, found: Signature) -> bool:
         """Whether nothing is written to the files, and no other line has come; the program is stopped then."""
