@@ -134,8 +134,8 @@ def test_failures_that_differ_in_numbers_are_one_row_of_the_table_and_of_the_tex
     )
     result = dataclasses.replace(result, trials=failed)
     assert failures(result).rows == (
-        ("raised", "2", "2", "2", "2 to 7", "ValueError: size … > …"),
-        ("died", "1", "9", "1", "9", ""),
+        ("raised", "2", "2", "2", "2 to 7", "ValueError: size … > …", "lr=0.0333333 n=2"),
+        ("died", "1", "9", "1", "9", "", "lr=0.01 n=9"),
     )
     assert "ValueError: size … > …" in render(result)
 
