@@ -154,7 +154,7 @@ def best(
             place = replace(result, best=here).save_best(out)
             print(f"wrote {place}", file=sys.stderr)
         if merge:
-            from rubberband.integrations.adapters import merge as merged
+            from rubberband.executor.result.adapters import merge as merged
 
             merged(place)
             print(f"merged the adapter in {place}", file=sys.stderr)

@@ -12,8 +12,8 @@ import torch
 import yaml
 
 from rubberband.errors import InputError
+from rubberband.executor.result.adapters import merge
 from rubberband.executor.result.model_card import CARD, CONFIGURATION, write_card
-from rubberband.integrations.adapters import merge
 from tests.builders.results import a_result
 
 TEMPLATE = "---\nbase_model: base\ntags:\n- lora\n---\n\n# Model Card for Model ID\n\n[More Information Needed]\n"
