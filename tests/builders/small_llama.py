@@ -8,14 +8,18 @@ from pathlib import Path
 
 
 def make_model(folder: Path) -> None:
-    """Write `model` and `data` (train and test) into a folder."""
+    """Write `model` and `data` (train and test) into a folder.
+
+    An epoch takes about two seconds: the sixteenth of a training is far longer than the tenth of a second below which
+    it is not known to which iteration a save belongs.
+    """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     drawn = random.Random(0)
     parts = ("Ann", "Bob", "Cy", "Di"), ("sees", "likes", "meets", "finds"), ("a cat", "a dog", "the sea", "a tree")
-    rows = [" ".join(map(drawn.choice, parts)) + "." for _ in range(160)]
+    rows = [" ".join(map(drawn.choice, parts)) + "." for _ in range(1056)]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
     tokenizer.train_from_iterator(rows, trainers.BpeTrainer(vocab_size=300, special_tokens=["<pad>", "<eos>"]))
@@ -36,6 +40,6 @@ def make_model(folder: Path) -> None:
     )
     LlamaForCausalLM(config).save_pretrained(folder / "model")
     (folder / "data").mkdir()
-    for name, part in (("train", rows[:128]), ("test", rows[128:])):
+    for name, part in (("train", rows[:1024]), ("test", rows[1024:])):
         lines = "".join(json.dumps({"text": row}) + "\n" for row in part)
         (folder / "data" / f"{name}.jsonl").write_text(lines)

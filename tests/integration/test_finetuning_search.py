@@ -73,7 +73,7 @@ def test_a_search_of_trl_sft_goes_on_in_its_second_stage_where_the_first_has_end
     assert "without a checkpoint" not in said
     assert "starts again" not in said
     rubberband("best", "sft", "--out", "best")
-    assert steps_in(tmp_path / "best") == [4 * step for step in range(1, 17)]
+    assert steps_in(tmp_path / "best") == [32 * step for step in range(1, 17)]
 
 
 @pytest.mark.parametrize("words", [("trl", "sft"), ("accelerate", "launch", "-m", "trl.scripts.sft")])
