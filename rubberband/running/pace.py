@@ -39,8 +39,13 @@ class Pace:
 
     @classmethod
     def of(cls, found: TrialCheck) -> Pace | None:
-        """Return the pace of a checked trial; None if no iteration but the first was trained alone."""
+        """Return the pace of a checked trial; None if no iteration but the first was trained alone.
+
+        None too for what computes in another process, as a distributed function: its start is in its iteration.
+        """
         if found.kind not in ("TorchTrial", "Trial", "function") or "continue" not in found.own:
+            return None
+        if found.first_extra_s is not None:
             return None
         own_s, cpu_s = found.own["continue"]
         if own_s <= 0.0:

@@ -141,6 +141,7 @@ def test_the_pace_is_that_of_an_iteration_after_the_first() -> None:
     assert Pace.of(TrialCheck(kind="TorchTrial", own=own)) == Pace(iteration_s=0.5, cores=0.5, startup_s=0.1)
     assert Pace.of(TrialCheck(kind="function", own=own)) == Pace(iteration_s=0.5, cores=0.5, startup_s=None)
     assert Pace.of(TrialCheck(kind="program", own=own)) is None, "it computes in another process"
+    assert Pace.of(TrialCheck(kind="function", own=own, first_extra_s=6.0)) is None, "so does a distributed function"
     del own["continue"]
     assert Pace.of(TrialCheck(kind="TorchTrial", own=own)) is None
 
