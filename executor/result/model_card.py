@@ -40,12 +40,13 @@ def _card(result: Result, trial: TrialResult) -> str:
     measured = f"{result.metric} {value:.6g}" if isinstance(value, float | int) else "not measured"
     cost = in_unit(format_usd(result.whole_cost_usd), result.unit)
     charged = "" if result.is_charged else " (nothing was charged)"
-    rows = "\n".join(f"| {name} | {value} |" for name, value in trial.configuration.items())
+    rows = "\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in trial.configuration.items())
+    better = "lower" if result.mode == "min" else "higher"
     return f"""# {result.name}, trial {trial.trial}
 
 The best of {counted(len(result.trials), "trial")} of a hyperparameter search by RubberBand.
 
-* **Result**: {measured} after {counted(trial.iterations, "iteration")} ({result.mode} is better).
+* **Result**: {measured} after {counted(trial.iterations, "iteration")} ({better} is better).
 * **Search**: {duration(result.actual_jct_s)} and {cost}{charged}; planned {duration(result.planned_jct_s)}.
 * **Seed**: {trial.seed}.
 
@@ -55,3 +56,7 @@ The best of {counted(len(result.trials), "trial")} of a hyperparameter search by
 
 `{CONFIGURATION}` has the same values, as a config file of `trl` takes them where they have its names.
 """
+
+
+def _cell(value: object) -> str:
+    return " ".join(str(value).replace("|", "\\|").split())

@@ -6,7 +6,7 @@ attributes: numbers, lists, tensors, and random generators.
 
 from __future__ import annotations
 
-import copy
+import hashlib
 import inspect
 import pickle
 import random
@@ -44,7 +44,7 @@ class BesideState:
         """Take note of all attributes before the first step: those that training changes are saved."""
         for name, value in self._attributes():
             try:
-                self._begun[name] = pickle.dumps(_state(value))
+                self._begun[name] = _digest(_state(value))
             except UnknownState:
                 self._others[name] = id(value)
 
@@ -78,7 +78,7 @@ class BesideState:
             found = {name: value for name, value in (states[0] if states else {}).items() if _is_plain(value)}
         for name, state in found.items():
             self._changed.add(name)
-            _restore(self._trainer, name, state)
+            _restore(self._trainer, name, state, self._trainer.args.device)
 
     def _attributes(self) -> Iterator[tuple[str, Any]]:
         return ((name, value) for name, value in vars(self._trainer).items() if name not in self._of_trainer)
@@ -97,10 +97,14 @@ class BesideState:
                     )
                     del self._others[name]
                 continue
-            if name in self._changed or pickle.dumps(state) != self._begun.get(name):
+            if name in self._changed or _digest(state) != self._begun.get(name):
                 self._changed.add(name)
                 found[name] = state
         return found
+
+
+def _digest(state: Any) -> bytes:
+    return hashlib.sha256(pickle.dumps(state)).digest()
 
 
 class UnknownState(Exception):
@@ -113,6 +117,10 @@ class _Attributes(dict[str, Any]):
 
 class _Generator(tuple[Any, ...]):
     """State of a generator of random numbers."""
+
+
+class _OfDevice(tuple[Any, ...]):
+    """Tensor that was on the worker's device, here on the CPU."""
 
 
 def _names_in(kind: type) -> Iterator[str]:
@@ -138,60 +146,92 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN)
 
 
-def _state(value: Any, *, is_inner: bool = False) -> Any:
-    """Return the state of an attribute, as data that pickle keeps. Raises UnknownState."""
+def _state(value: Any) -> Any:
+    """Return the state of an attribute, as data that pickle keeps. Raises UnknownState.
+
+    An object has the state of its attributes. Objects within lists and dicts have none.
+    """
+    try:
+        return _part(value)
+    except UnknownState:
+        if isinstance(value, type | _module()) or not hasattr(value, "__dict__"):
+            raise
+    return _Attributes({name: _part(inner) for name, inner in vars(value).items()})
+
+
+def _part(value: Any) -> Any:
+    """Return the state of data or of a random generator. Raises UnknownState."""
     import numpy as np
     import torch
 
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, dict):
-        return copy.deepcopy(value) if _is_plain(value) else {_plain(k): _state(v) for k, v in value.items()}
-    if type(value) in (list, tuple, set, frozenset):
-        return type(value)(map(_state, value))
-    if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
-        return value.detach().cpu().clone()
-    if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
-        return value
     if isinstance(value, torch.Generator):
         return _Generator([value.get_state()])
     if isinstance(value, random.Random):
         return _Generator([value.getstate()])
     if isinstance(value, np.random.Generator):
         return _Generator([value.bit_generator.state])
-    if is_inner or isinstance(value, type | torch.nn.Module) or not hasattr(value, "__dict__"):
-        raise UnknownState
-    return _Attributes({name: _state(inner, is_inner=True) for name, inner in vars(value).items()})
+    return _data(value)
 
 
-def _plain(key: Any) -> Any:
-    if not _is_plain(key):
-        raise UnknownState
-    return key
-
-
-def _restore(owner: Any, name: str, state: Any) -> None:
-    """Give an attribute its state; objects stay the same, as others may have them too."""
+def _data(value: Any) -> Any:
+    """Return plain data, tensors, arrays and what contains them. Raises UnknownState."""
+    import numpy as np
     import torch
 
+    if _is_plain(value) or (isinstance(value, np.ndarray | np.generic) and value.dtype != object):
+        return value
+    if isinstance(value, dict) and all(map(_is_plain, value)):
+        return {key: _data(inner) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_data, value))
+    if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+        kept = value.detach().cpu()
+        return kept if value.device.type == "cpu" else _OfDevice([kept])
+    raise UnknownState
+
+
+def _module() -> type:
+    import torch
+
+    return torch.nn.Module
+
+
+def _restore(owner: Any, name: str, state: Any, device: Any) -> None:
+    """Give an attribute its state; objects stay the same, as others may have them too."""
     value = getattr(owner, name, None)
     if isinstance(state, _Attributes):
-        for inner, part in state.items():
-            _restore(value, inner, part)
+        for inner, part in state.items() if value is not None else ():
+            _restore(value, inner, part, device)
     elif isinstance(state, _Generator):
-        (content,) = state
-        if isinstance(value, torch.Generator):
-            value.set_state(content)
-        elif isinstance(value, random.Random):
-            value.setstate(content)
-        elif value is not None:
-            value.bit_generator.state = content
+        _restore_generator(value, *state)
     elif isinstance(value, dict) and isinstance(state, Mapping):
         value.clear()
-        value.update(state)
+        value.update(_placed(state, device))
     elif isinstance(value, list) and isinstance(state, list):
-        value[:] = state
-    elif isinstance(value, torch.Tensor) and isinstance(state, torch.Tensor):
-        setattr(owner, name, state.to(value.device))
+        value[:] = _placed(state, device)
     else:
-        setattr(owner, name, state)
+        setattr(owner, name, _placed(state, device))
+
+
+def _restore_generator(generator: Any, state: Any) -> None:
+    import torch
+
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif generator is not None:
+        generator.bit_generator.state = state
+
+
+def _placed(state: Any, device: Any) -> Any:
+    """Return data with its tensors where they were: on the CPU, or on this worker's device."""
+    if isinstance(state, _OfDevice):
+        return state[0].to(device)
+    if _is_plain(state):
+        return state
+    if isinstance(state, dict):
+        return {key: _placed(inner, device) for key, inner in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(_placed(inner, device) for inner in state)
+    return state

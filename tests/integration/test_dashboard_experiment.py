@@ -22,6 +22,7 @@ from tests.builders.accessibility import faults
 from tests.builders.browser import drawn, expect, visiting
 from tests.builders.dashboard_site import journals
 from tests.builders.journalled_runs import Recorded, recorded, words
+from tests.builders.waiting import eventually
 
 HALF = 0.6
 
@@ -497,6 +498,20 @@ def test_a_phone_s_first_screen_says_how_it_goes_and_has_the_ways_to_change_it(b
         for one in shown:
             box = one.bounding_box()
             assert box["y"] + box["height"] <= height_px, one
+
+
+def test_a_phone_jumps_to_the_trials_and_another_order_begins_with_its_first(browser: Any, home: Home) -> None:
+    with visiting(browser, home.address, phone=True) as visit:
+        page = visit.open("/experiments/still")
+        page.locator(".jumps").get_by_role("link", name="Trials", exact=True).click()
+        page.wait_for_timeout(3000)  # charts above it are drawn meanwhile
+        top = page.locator("#trials").bounding_box()["y"]
+        assert 0 <= top < 200, "its title is in sight, below the bars"
+        cards = page.locator("table.trials tbody")
+        cards.evaluate("(cards) => cards.scrollTo({ left: 700 })")
+        page.get_by_role("link", name="after 2", exact=True).click()
+        page.wait_for_function("() => location.search.includes('after=2')")
+        eventually(lambda: cards.evaluate("(cards) => cards.scrollLeft") == 0, "the first card comes first")
 
 
 @pytest.mark.long

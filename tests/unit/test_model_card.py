@@ -21,7 +21,7 @@ TEMPLATE = "---\nbase_model: base\ntags:\n- lora\n---\n\n# Model Card for Model 
 
 def card_in(folder: Path) -> str:
     result = a_result()
-    write_card(result, replace(result.trials[3], configuration={"lr": 3e-4, "use": True}), folder)
+    write_card(result, replace(result.trials[3], configuration={"lr": 3e-4, "use": "a|b"}), folder)
     return (folder / CARD).read_text()
 
 
@@ -34,8 +34,10 @@ def test_a_model_has_a_card_with_its_search_and_keeps_its_front_matter(tmp_path:
     assert "More Information Needed" not in text
     assert f"The best of {len(result.trials)} trials" in text
     assert "| lr | 0.0003 |" in text
+    assert "| use | a\\|b |" in text, "a bar ends no cell"
+    assert "(higher is better)" in text
     assert f"score {result.trials[3].metrics['score']:.6g}" in text
-    assert yaml.safe_load((tmp_path / CONFIGURATION).read_text()) == {"lr": 3e-4, "use": True}
+    assert yaml.safe_load((tmp_path / CONFIGURATION).read_text()) == {"lr": 3e-4, "use": "a|b"}
     assert card_in(tmp_path) == text, "written twice, it is the same"
 
 

@@ -16,7 +16,7 @@ import torch
 from rubberband.executor import SegmentFailure, SegmentReport, read_manifest
 from rubberband.executor.training import reporting
 from rubberband.integrations import trainer_files
-from rubberband.integrations.transformers import REFUSED, fit
+from rubberband.integrations.transformers import REFUSED, _ignores_items, fit
 from tests.builders import segments
 from tests.builders.tables import cases, table
 
@@ -416,3 +416,26 @@ def test_an_attribute_that_cannot_be_saved_is_named_once(store, capfd):
     run(replacing, store)
     (line,) = [line for line in capfd.readouterr().err.splitlines() if "Replacing.opened" in line]
     assert "changes in training and is not saved" in line
+
+
+def test_objects_in_a_list_stay_objects_after_a_resume(store):
+    class Helped(Counting):
+        def training_step(self, *args):
+            self.helpers[0].count += 1
+            return super().training_step(*args)
+
+    def helped(config):
+        made = Helped(model_init=Tiny, args=trainer(config).args, train_dataset=samples(32), eval_dataset=samples(8))
+        made.helpers = [Moments()]
+        fit(made)
+
+    first = run(helped, store, until_iterations=1)[-1]
+    assert isinstance(run(helped, store, from_iterations=1, checkpoint=first.checkpoint)[-1], SegmentReport)
+
+
+def test_a_loss_of_a_subclass_is_not_tried_with_the_trainer_s(monkeypatch):
+    """GRPO's batches are lists of prompts, which the Trainer's loss cannot take."""
+    made = trainer({"lr": 0.01})
+    assert _ignores_items(transformers, made), "Tiny takes no num_items_in_batch"
+    made.data_collator = lambda rows: rows
+    assert not _ignores_items(transformers, made)

@@ -1,4 +1,5 @@
 // The line of jumps stays in sight, and marks the place that is read.
+const HELD_MS = 5000;
 const READ = 0.3; // a place that begins above this part of the window is read
 
 export function markJumps(live) {
@@ -20,14 +21,17 @@ export function markJumps(live) {
     waiting = true;
   }
 
-  // Charts above a place get their height as they are drawn: it is held in sight until the reader moves.
+  // Charts above a place get their height as they are drawn: it is held in sight for that long, unless the reader moves.
   let held = null;
+  let holding = 0;
   live.addEventListener("click", (event) => {
     const link = event.target.closest(".jumps a");
     held = link && document.querySelector(link.hash);
+    clearTimeout(holding);
+    holding = setTimeout(() => { held = null; }, HELD_MS);
   });
   for (const kind of ["wheel", "touchmove", "keydown", "pointerdown"]) addEventListener(kind, () => { held = null; }, { passive: true });
-  new ResizeObserver(() => held?.scrollIntoView()).observe(live);
+  new ResizeObserver(() => held?.scrollIntoView()).observe(document.body);
 
   addEventListener("scroll", later, { passive: true });
   // What reloads has no mark.
