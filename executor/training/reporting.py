@@ -177,15 +177,18 @@ def begin() -> None:
     _connection().sendall(json.dumps(BEGUN).encode() + b"\n")
 
 
-def report_to_worker(metrics: Mapping[str, Any], checkpoint: Any, *, ended: bool = False) -> None:
-    """Hand an iteration over on rank 0, and wait until the next one is wanted. `ended`: it is the trial's last."""
+def report_to_worker(metrics: Mapping[str, Any], checkpoint: Any, *, ended: bool = False, is_new: bool = False) -> None:
+    """Hand an iteration over on rank 0, and wait until the next one is wanted.
+
+    `ended`: it is the trial's last. `is_new`: it is a new iteration, whatever numbers are among its metrics.
+    """
     if os.environ.get("RANK", "0") != "0":
         return
     global has_reported
     has_reported = True
     folder = None if checkpoint is None else os.path.abspath(checkpoint)
     connection = _connection()
-    content = {"metrics": dict(metrics), "checkpoint": folder, "ended": ended}
+    content = {"metrics": dict(metrics), "checkpoint": folder, "ended": ended, "is_new": is_new}
     connection.sendall(json.dumps(content, default=_plain).encode() + b"\n")
     if connection.recv(1) != GO_ON:
         raise SystemExit("rubberband: the segment of this trial is over")

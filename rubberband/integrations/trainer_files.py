@@ -55,7 +55,7 @@ def report(metrics: Mapping[str, Any], folder: Path, *, is_last: bool = False) -
     """
     session = current_session.get(None)
     if session is None:
-        reporting.report_to_worker(metrics, folder, ended=is_last)
+        reporting.report_to_worker(metrics, folder, ended=is_last, is_new=True)
         shutil.rmtree(folder, ignore_errors=True)  # other workers may share it
     else:
         session.ended = is_last

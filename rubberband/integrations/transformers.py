@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
+import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,7 @@ def fit(trainer: Any, *, steps_per_iteration: int | None = None) -> None:
         _leave_out_best_model(trainer.args)
         resumed = trainer_files.resumed_in(Path(folder) / "resumed")
         _require_mean_of_losses(transformers, trainer)
+        _remark_repeated_samples(trainer)
         beside = BesideState(transformers, trainer)
         reporter = _reporter(transformers, trainer, Path(folder), steps_per_iteration, beside, resumed)
         trainer.add_callback(reporter)
@@ -158,6 +161,36 @@ def _ignores_items(transformers: Any, trainer: Any) -> bool:
     return False
 
 
+def _remark_repeated_samples(trainer: Any) -> None:
+    """Say where the last batch of an epoch, or of an evaluation, is not the same on a gang of another size.
+
+    The Trainer gives each worker as many samples, some of them a second time. Samplers of a subclass, such as GRPO's,
+    divide evenly.
+    """
+    from torch.utils.data import RandomSampler, SequentialSampler
+
+    args, repeated = trainer.args, []
+    if args.world_size == 1 or args.dataloader_drop_last or _is_streamed(trainer.train_dataset):
+        return
+    if isinstance(trainer._get_train_sampler(), RandomSampler | SequentialSampler):
+        repeated.append(("an epoch", trainer.train_dataset, args.per_device_train_batch_size))
+    if hasattr(trainer.eval_dataset, "__len__") and not isinstance(trainer.eval_dataset, Mapping):
+        repeated.append(("an evaluation", trainer.eval_dataset, args.per_device_eval_batch_size))
+    for name, dataset, per_worker in repeated:
+        batch = per_worker * args.world_size
+        if last := len(dataset) % batch:
+            trainer_files.remark(
+                f"the last batch of {name} has {last} of {batch} samples, and the Trainer repeats some on "
+                f"{args.world_size} workers; a multiple of {batch} samples gives the same on any number of workers"
+            )
+
+
+def _is_streamed(dataset: Any) -> bool:
+    import torch.utils.data as data
+
+    return isinstance(dataset, data.IterableDataset) or not hasattr(dataset, "__len__")
+
+
 def _reporter(
     transformers: Any, trainer: Any, folder: Path, steps: int | None, beside: BesideState, resumed: Path | None
 ) -> Any:
@@ -170,6 +203,7 @@ def _reporter(
             self._metrics: dict[str, float] = {}
             self._is_due = False
             self._evaluated_at = -1
+            self._skips_since: float | None = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **kwargs: Any) -> None:
             beside.begin()
@@ -178,6 +212,13 @@ def _reporter(
             beside.restore(model, resumed, args.process_index)
             if not _state_file(resumed, args.process_index, args.world_size).exists():  # the gang had another size
                 transformers.set_seed((args.seed + state.global_step) % 2**32)
+            if _is_streamed(trainer.train_dataset) and not args.ignore_data_skip:
+                self._skips_since = time.monotonic()
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if self._skips_since is not None:
+                skipped_s, self._skips_since = time.monotonic() - self._skips_since, None
+                trainer_files.remark(f"the Trainer read {skipped_s:.1f} s of a streamed dataset again, to resume in it")
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if steps is None:

@@ -13,7 +13,7 @@ _FAULTS = Path(__file__).with_suffix(".js").read_text("utf-8")
 
 
 def faults(page: Any) -> list[str]:
-    """Return the rules that a page breaks now, with the elements; a page that still loads has no sizes, so it is awaited."""
+    """Return the rules that a page breaks now, with the elements. Sizes come with the styles, so a load is awaited."""
     page.wait_for_load_state("load")
     found: list[str] = page.evaluate(_FAULTS)
     return found

@@ -85,3 +85,18 @@ def test_a_trainer_of_trl_that_is_killed_and_resized_learns_what_one_process_lea
     files = {Path(file["path"]).name for file in read_manifest(store.load(done[-1].checkpoint))["files"]}
     assert ("adapter_model.safetensors" in files) == (adapter in OWN_WEIGHTS)
     assert ("model.safetensors" in files) == (adapter not in OWN_WEIGHTS), "frozen weights are not in it"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_base_of_half_a_gigabyte_is_in_no_checkpoint_and_a_resume_reads_it_once(
+    instance: Any, store: Any, tmp_path: Path
+) -> None:
+    size: int = trials.entrypoint("big_base:make_base").load()(tmp_path / "base")
+    assert size > 500e6
+    config = {"base": str(tmp_path / "base"), "out": str(tmp_path / "out"), "lr": 1e-3}
+    segment = replace(segments.SEGMENT, metric="eval_loss", max_iterations=3, config=config)
+    with gang_of(1, **instance) as alone:
+        *_, last = resized(alone, trials.entrypoint("big_base:train"), segment, store, [(1, 1), (1, 2)])
+    assert last.checkpoint.total_bytes < 5e6
+    assert last.metrics["base_opened"] == 1

@@ -16,7 +16,7 @@ import torch
 from rubberband.executor import SegmentFailure, SegmentReport, read_manifest
 from rubberband.executor.training import reporting
 from rubberband.integrations import trainer_files
-from rubberband.integrations.transformers import REFUSED, _ignores_items, fit
+from rubberband.integrations.transformers import REFUSED, _ignores_items, _remark_repeated_samples, fit
 from tests.builders import segments
 from tests.builders.tables import cases, table
 
@@ -439,3 +439,43 @@ def test_a_loss_of_a_subclass_is_not_tried_with_the_trainer_s(monkeypatch):
     assert _ignores_items(transformers, made), "Tiny takes no num_items_in_batch"
     made.data_collator = lambda rows: rows
     assert not _ignores_items(transformers, made)
+
+
+class Streamed(torch.utils.data.IterableDataset):
+    """The samples of training, one after another."""
+
+    def __iter__(self):
+        return iter(samples(32))
+
+
+def streams(config):
+    made = trainer(config, max_steps=12)
+    made.train_dataset = Streamed()
+    fit(made, steps_per_iteration=4)
+
+
+def test_a_streamed_dataset_is_read_again_to_resume_and_its_seconds_are_said(store, capfd):
+    whole = run(streams, store, until_iterations=3)
+    first = run(streams, store, until_iterations=1)
+    assert "streamed" not in capfd.readouterr().err, "nothing was read again"
+    again = run(streams, store, until_iterations=3, from_iterations=1, checkpoint=first[-1].checkpoint)
+    assert re.search(r"the Trainer read \d+\.\d s of a streamed dataset again, to resume in it", capfd.readouterr().err)
+    assert losses(first) + losses(again) == losses(whole)
+
+
+@pytest.mark.parametrize(
+    ("workers", "batch", "words", "line"),
+    [
+        (2, 5, {}, "the last batch of an epoch has 2 of 10 samples, and the Trainer repeats some on 2 workers"),
+        (2, 4, {"per_device_eval_batch_size": 8}, "the last batch of an evaluation has 8 of 16 samples, and the"),
+        (2, 4, {"per_device_eval_batch_size": 4}, ""),
+        (2, 5, {"dataloader_drop_last": True}, ""),
+        (1, 5, {}, ""),
+    ],
+)
+def test_samples_that_are_repeated_on_a_gang_are_said(monkeypatch, capfd, workers, batch, words, line):
+    made = trainer({"lr": 0.01}, per_device_train_batch_size=batch, **{"per_device_eval_batch_size": 4, **words})
+    monkeypatch.setattr(type(made.args), "world_size", workers)
+    _remark_repeated_samples(made)
+    assert line in (said := capfd.readouterr().err)
+    assert said.count("rubberband:") == bool(line)

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rubberband.cloud.node import machine_folder
+from rubberband.cloud.ray_head.ray_node import free_port
 from rubberband.executor.training.failures import GangBroken
 from rubberband.executor.training.lifeline import Lifeline, Peers, accepted, connected
 from rubberband.executor.training.segment import Segment
@@ -97,7 +98,7 @@ class Place:
     @classmethod
     def alone(cls, gpus: str | None = None, folder: str = "") -> Place:
         """Return the place of a worker that is the only one."""
-        return _places([_Worker(0, "", gpus, folder)], "127.0.0.1", _free_port())[0]
+        return _places([_Worker(0, "", gpus, folder)], "127.0.0.1", free_port(""))[0]
 
 
 class ProgramGang(Peers):
@@ -240,7 +241,7 @@ def _meet_others(host: str, port: int, segment: Segment, mine: _Worker) -> _Met:
     for rank in sorted(lines):
         found = _read(lines[rank])
         workers.append(_Worker(rank, found["machine"], found["gpus"], found["folder"]))
-    free = _free_port()
+    free = free_port("")
     answer = {"workers": [[worker.machine, worker.gpus, worker.folder] for worker in workers], "port": free}
     for line in lines.values():
         _write(line, answer)
@@ -278,9 +279,3 @@ def _read(line: socket.socket) -> Any:
         found += some
     line.settimeout(None)
     return json.loads(found)
-
-
-def _free_port() -> int:
-    with socket.create_server(("", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port

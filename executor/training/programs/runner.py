@@ -234,7 +234,8 @@ class CommandRunner(Runner):
                 if self._reports.has_begun or not self.announces:
                     yield
             words = " ".join(f"{name}={value}" for name, value in found["metrics"].items())
-            if self._is_new(Seen(_numbers_of(found["metrics"]), numbers_in(words))) or found["ended"]:
+            is_new = found["is_new"] or self._is_new(Seen(_numbers_of(found["metrics"]), numbers_in(words)))
+            if is_new or found["ended"]:
                 break
             self._has_new_files()  # they are not those of the next one
             yield

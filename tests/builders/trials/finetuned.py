@@ -104,13 +104,17 @@ def make(config: Mapping[str, Any]) -> Any:
     }
     if kind == "grpo":
         words |= {"num_generations": 4, "max_completion_length": 4, "temperature": 1.0}
+    train_set = rows(kind, 0, SAMPLES)
+    if config.get("streams"):
+        train_set = train_set.to_iterable_dataset(num_shards=1)
+        words |= {"max_steps": EPOCHS * SAMPLES // BATCH}
     made: dict[str, Any] = {"reward_funcs": longest} if kind == "grpo" else {}
     if kind in ("dpo", "kto") and config.get("adapter") == "all":
         made["ref_model"] = base_model(kind)
     return TRAINERS[kind](
         model=base_model(kind),
         args=CONFIGS[kind](**words),
-        train_dataset=rows(kind, 0, SAMPLES),
+        train_dataset=train_set,
         eval_dataset=rows(kind, 500, 16),
         processing_class=tokenizer(),
         peft_config=adapter(config.get("adapter", "lora"), kind),
@@ -120,4 +124,4 @@ def make(config: Mapping[str, Any]) -> Any:
 
 @rubberband.distributed
 def train(config: dict[str, Any]) -> None:
-    fit(make(config))
+    fit(make(config), steps_per_iteration=SAMPLES // BATCH if config.get("streams") else None)
