@@ -12,7 +12,7 @@ from itertools import groupby, pairwise
 from typing import Any, Literal
 
 from rubberband.errors import InputError
-from rubberband.units import nearest, shown
+from rubberband.units import counted, nearest, shown
 
 Booleans = Literal["true/false", "True/False", "1/0", "flag"]
 """Words for true and false, or an option that is there or not."""
@@ -38,6 +38,8 @@ PLACES = {
 """Name in `${…}` -> meaning. A parameter may not have such a name."""
 
 CHECKPOINT_PLACE = "${checkpoint}"
+PER_WORKER = "/workers"
+"""End of a name in `${…}`: the parameter, or the number, is divided by the workers of the gang."""
 _PLACE = re.compile(r"\$\$|\$\{([^}]*)\}")
 _ARGS = "${args}"
 _HYPHENS = {_ARGS: "--", "${args_no_hyphens}": ""}
@@ -150,6 +152,7 @@ class ProgramCommand:
             raise InputError(f"{shown(word)}: this configuration lacks the parameter {lacking}")
         texts = {name: text_of(value, self.booleans) for name, value in values.items()}
         texts |= {"args_json": json.dumps(dict(values)), **places}
+        texts |= {name: _part(name, texts) for name in _PLACE.findall(word) if name.endswith(PER_WORKER)}
         return _PLACE.sub(lambda match: "$" if match[1] is None else texts[match[1]], word)
 
     @staticmethod
@@ -179,8 +182,8 @@ def switch_of(before: str, word: str) -> tuple[str, str] | None:
     """Return the option and the parameter of `--name ${name}` or `--name=${name}`; None for other words."""
     if (lone := _LONE.fullmatch(word)) is None:
         return None
-    option = before if lone[1] is None else lone[1][:-1]
-    return (option, next(named(word))) if _OPTION.fullmatch(option) else None
+    option, name = before if lone[1] is None else lone[1][:-1], next(named(word), None)
+    return (option, name) if name is not None and _OPTION.fullmatch(option) else None
 
 
 def words_of(command: str | Sequence[str]) -> tuple[str, ...]:
@@ -269,9 +272,26 @@ def check_variables(variables: Mapping[str, str], parameters: Collection[str]) -
                 )
 
 
+def _part(name: str, texts: Mapping[str, str]) -> str:
+    """Return what `${name}`, which ends with PER_WORKER, stands for: a whole number. Raises InputError."""
+    divided, workers = name.removesuffix(PER_WORKER), int(texts["workers"])
+    text = texts.get(divided, divided)
+    whole = int(text) if text.isdecimal() else 0
+    if not whole or whole % workers:
+        raise InputError(
+            f"${{{name}}}: {whole or shown(text)} cannot be divided equally among {counted(workers, 'worker')}, which "
+            f"a trial may get; give a multiple of {workers}, or leave such gangs out with resources.gpus_per_trial"
+        )
+    return str(whole // workers)
+
+
 def named(word: str) -> Iterator[str]:
     """Iterate over the names in the `${…}` of a word."""
-    return (match[1] for match in _PLACE.finditer(word) if match[1] is not None)
+    for match in _PLACE.finditer(word):
+        if match[1] is not None:
+            name = match[1].removesuffix(PER_WORKER)
+            if name == match[1] or not name.isdecimal():
+                yield name
 
 
 def unused(words: Sequence[str], parameters: Collection[str]) -> list[str]:

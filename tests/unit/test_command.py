@@ -31,6 +31,27 @@ def test_a_command_gets_parameters_and_places() -> None:
     assert found == ["python", "train.py", "--lr", "0.1", "--out=/run/out/last", "--epochs", "9"]
 
 
+@given(st.integers(1, 64), st.integers(1, 64))
+def test_a_batch_is_divided_among_the_workers_of_a_gang(batch: int, workers: int) -> None:
+    words = words_of(f"python train.py --batch ${{batch/workers}} --steps=${{{batch}/workers}}")
+    command, values, places = ProgramCommand(words=words), {"batch": batch}, {"workers": str(workers)}
+    check_names(words, values)
+    assert unused(words, values) == []
+    if batch % workers == 0:
+        part = str(batch // workers)
+        assert command.line(values, places)[2:] == ["--batch", part, f"--steps={part}"]
+    else:
+        with pytest.raises(InputError, match=rf"{batch} cannot be divided equally among {workers} workers, which"):
+            command.line(values, places)
+
+
+@pytest.mark.parametrize("value", [0.5, "8x", 0, None])
+def test_a_batch_that_is_no_whole_number_is_not_divided(value: Any) -> None:
+    command = ProgramCommand(words=words_of("python train.py --batch ${batch/workers}"))
+    with pytest.raises(InputError, match="cannot be divided equally among 1 worker"):
+        command.line({"batch": value}, {"workers": "1"})
+
+
 def test_a_command_without_places_gets_all_parameters() -> None:
     command = ProgramCommand(words=words_of("python train.py"))
     values = {"lr": 0.1, "big": True, "name": "a b", "layers": [1, 2], "none": None}
@@ -178,6 +199,8 @@ def test_a_quoted_word_of_a_shell_is_taken(text: str) -> None:
 
 
 def test_a_place_that_nothing_fills_is_refused() -> None:
+    with pytest.raises(InputError, match=r"\$\{bath\} is no parameter; did you mean 'batch'"):
+        check_names(["--batch=${bath/workers}"], ["batch"])
     with pytest.raises(InputError, match=r"\$\{lrr\} is no parameter; did you mean 'lr'"):
         check_names(words_of("train ${lrr}"), ["lr"])
     with pytest.raises(InputError, match="the parameter gpus has the name of"):

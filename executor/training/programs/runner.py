@@ -20,6 +20,7 @@ from rubberband.executor.checkpoints import Payload, copy_of
 from rubberband.executor.checkpoints.folders import join, pack, read_manifest, unpack
 from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.executor.core.events import CheckpointRef
+from rubberband.executor.training.distributed import GANGS
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import (
     TrainingEnded,
@@ -423,6 +424,8 @@ class CommandRunner(Runner):
         )
         if self._started_with and not any("${iterations}" in word for word in given):
             self._has_read = ReadFiles(self._checkpoint, self._place / "links", self._printed.file)
+        for workers in filter(None, os.environ.get(GANGS, "").split(",")):  # of a check: each that a trial may get
+            command.line(segment.config, {**places, "workers": workers}, resumes=self._started_with > 0)
         self._words = command.line(segment.config, places, resumes=self._started_with > 0)
         (output, printing), (errors, complaining) = os.pipe(), os.pipe()
         self._program = GuardedProcess(self._words, environment, self._folder, printing, complaining, forks=self.forks)

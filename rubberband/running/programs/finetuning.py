@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -40,7 +40,7 @@ from rubberband.running.programs.written import TO_THE_END, TRIALS, schedule_of
 from rubberband.running.ranges import middle_of
 from rubberband.spec.fields import name_like
 from rubberband.units import shown
-from rubberband.values.command import LAUNCHED_MODULES, launcher_of, line_of, words_of
+from rubberband.values.command import LAUNCHED_MODULES, PER_WORKER, launcher_of, line_of, words_of
 
 _OF_MODULES = {"trl": TRL, "axolotl": AXOLOTL, "llamafactory": LLAMA_FACTORY}
 _WHOLE = 8
@@ -183,8 +183,8 @@ class _Config:
         method = self.tool.method(self.values, self.module.rpartition(".")[2])
         space, others = self._space(method)
         folder, most, metric = path.absolute().parent, self._most(), self._metric(method)
-        own = self._own(metric, most)
-        overrides = [word for key in space for word in self.tool.option(key, f"${{{key}}}")]
+        own = self._own(metric, most, space)
+        overrides = [word for key in space for word in self.tool.option(key, self._place_of(key))]
         middle = [
             word
             for key, (domain, _) in space.items()
@@ -219,6 +219,10 @@ class _Config:
             **schedule,
         )
 
+    def _place_of(self, key: str) -> str:
+        """Return what stands for a parameter in the command."""
+        return f"${{{key}{PER_WORKER if key == self.tool.divided(self.values) else ''}}}"
+
     def _starts(self) -> list[str]:
         """Return the words that start the tool: its module on each worker, or its launcher where that has a setting."""
         file = [] if self.file is None else ["--config", self.file] if self.tool is TRL else [self.file]
@@ -233,7 +237,7 @@ class _Config:
         space = {key: (domain, comment) for key, domain, comment in open_ones[:MOST_PARAMETERS]}
         others = dict[str, tuple[str, str]]()
         for key, domain, comment in open_ones[MOST_PARAMETERS:]:
-            asked = f"add {' '.join(self.tool.option(key, f'${{{key}}}'))} to the command"
+            asked = f"add {' '.join(self.tool.option(key, self._place_of(key)))} to the command"
             others[key] = domain, f"{comment}; {asked}" if comment else asked
         return space, others
 
@@ -265,11 +269,16 @@ class _Config:
         has_steps = float(self.values.get("max_steps") or 0) > 0
         return int(epochs) if epochs is not None and is_whole and not has_steps else MOST
 
-    def _own(self, metric: str, most: int) -> list[str]:
-        """Return the words for what a trial needs: its folder, its epochs, a line and a save in each iteration."""
+    def _own(self, metric: str, most: int, space: Collection[str]) -> list[str]:
+        """Return the words for what a trial needs: its folder, its epochs, a line and a save in each iteration.
+
+        A gang's batch is that of one worker: the batch of each, or the batches that it accumulates, are divided.
+        """
         tool, epochs, values = self.tool, self._epochs(), self.values
         is_whole = epochs == most and not float(values.get("max_steps") or 0) > 0
-        own = {tool.keys["output"]: "${checkpoint}"}
+        own, divided = {tool.keys["output"]: "${checkpoint}"}, tool.divided(values)
+        if divided not in space:
+            own[divided] = f"${{{values.get(divided, tool.batch)}{PER_WORKER}}}"
         kinds = ["save", "eval" if metric.startswith("eval_") else "logging"]
         if is_whole:
             own[tool.keys["epochs"]] = "${max_t}"
@@ -290,6 +299,9 @@ class _Config:
             self.remarks.append("push_to_hub is false now: each trial would upload its model")
         words = [word for key, value in own.items() for word in tool.option(key, value)]
         taken = [key for key in own if key in self.given]
+        if divided in taken:
+            self.words = without(self.words, [divided])
+            taken.remove(divided)
         if taken:
             self.words = without(self.words, taken)
             self.remarks.append(f"{', '.join(taken)} of the command gave way: a trial needs its own")

@@ -24,6 +24,7 @@ _TRAINER = {
 _LORA = {"r": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules"}
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """All linear layers of a block of Llama, Mistral, Qwen and Gemma."""
+ACCUMULATED = "gradient_accumulation_steps"
 _PREFERENCES = ("dpo", "ipo", "kto", "orpo", "simpo", "grpo", "rloo", "ppo")
 _OF_TASKS = {
     "grpo": ("num_generations", "reward_funcs", "use_vllm", "reward_model_name_or_path"),
@@ -44,6 +45,8 @@ class Tool:
     """Role -> its key."""
     form: str
     """An override, of a key and a value; a space in it parts two words."""
+    batch: int = 8
+    """Batch of a GPU where a config has none."""
 
     @property
     def resume(self) -> list[str]:
@@ -53,6 +56,13 @@ class Tool:
     def option(self, key: str, value: str) -> list[str]:
         """Return the words that override a key of the config file."""
         return [part.format(key=key, value=value) for part in self.form.split(" ")]
+
+    def divided(self, config: Mapping[str, Any]) -> str:
+        """Return the key whose value is divided among the workers of a gang, so that its batch is that of one.
+
+        Batches that a GPU accumulates are, where there are some: its own batch fills its memory then.
+        """
+        return ACCUMULATED if _whole(config.get(ACCUMULATED)) > 1 else self.keys["batch"]
 
     def has_lora(self, config: Mapping[str, Any]) -> bool:
         """Whether an adapter is trained, and not all weights."""
@@ -98,6 +108,7 @@ AXOLOTL = Tool(
     package="axolotl",
     keys={**_TRAINER, **_LORA, "batch": "micro_batch_size", "epochs": "num_epochs"},
     form="--{key}={value}",
+    batch=1,
 )
 LLAMA_FACTORY = Tool(
     name="LLaMA-Factory",
@@ -105,6 +116,10 @@ LLAMA_FACTORY = Tool(
     keys={**_TRAINER, **_LORA, "r": "lora_rank", "targets": "lora_target"},
     form="{key}={value}",
 )
+
+
+def _whole(value: Any) -> int:
+    return int(text) if (text := str(value)).isdecimal() else 0
 
 
 def is_true(value: Any) -> bool:
@@ -162,7 +177,11 @@ def domains(tool: Tool, config: Mapping[str, Any], method: str) -> list[tuple[st
         add("dropout", f"{{type: uniform, lower: 0.0, upper: {max(0.1, number('dropout') or 0.0):g}}}")
     if batch := int(number("batch") or 0):
         values = sorted({max(1, batch // 2), batch, 2 * batch})
-        add("batch", f"{{type: choice, values: {values}}}", "on each GPU")
+        add(
+            "batch",
+            f"{{type: choice, values: {values}}}",
+            "on each GPU" if tool.divided(config) == ACCUMULATED else "of a whole gang",
+        )
     if has_lora and config.get(tool.keys["targets"]):
         texts = ", ".join(f"'{text}'" for text in dict.fromkeys(tool.targets(config[tool.keys["targets"]])))
         add("targets", f"{{type: choice, values: [{texts}]}}")

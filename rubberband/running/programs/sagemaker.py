@@ -54,7 +54,7 @@ _VARIABLES = {
     "SM_CURRENT_INSTANCE_TYPE": "local",
 }
 """Variable of a container of SageMaker -> its value in a trial."""
-_LOOK = {"checkpoint": "model", "gpus": "1", "args_json": "{}", "max_t": "1", "seed": "1"}
+_LOOK = {"checkpoint": "model", "gpus": "1", "workers": "1", "args_json": "{}", "max_t": "1", "seed": "1"}
 """Places of variables while the program's parser is looked at."""
 _SAMPLERS = dict.fromkeys(("Random", "Hyperband"), "{type: random, seed: 1}") | {"Grid": "{type: grid}"}
 
