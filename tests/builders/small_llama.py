@@ -10,7 +10,7 @@ from pathlib import Path
 def make_model(folder: Path) -> None:
     """Write `model` and `data` (train and test) into a folder.
 
-    An epoch takes about two seconds: the sixteenth of a training is far longer than the tenth of a second below which
+    An epoch takes about two seconds: a part of 32 of a training is far longer than the tenth of a second below which
     it is not known to which iteration a save belongs.
     """
     import torch

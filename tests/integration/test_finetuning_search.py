@@ -65,7 +65,7 @@ def test_a_search_of_trl_sft_goes_on_in_its_second_stage_where_the_first_has_end
     assert "resume      resumes exactly" in rubberband("init", "--yes", "trl sft --config sft.yaml")
     assert "sft-search.yaml passes" in rubberband("check", "--quick", "sft-search.yaml")
     file = tmp_path / "sft-search.yaml"
-    two_stages = "scheduler: {type: sha, num_samples: 3, grace_period: 4, max_t: 16, reduction_factor: 3}"
+    two_stages = "scheduler: {type: sha, num_samples: 3, grace_period: 8, max_t: 32, reduction_factor: 3}"
     file.write_text(re.sub(r"scheduler: \{.*\}", two_stages, file.read_text()))
     assert {"learning_rate", "lora_r", "lora_alpha"} <= {*load_experiment(file).search.space}
     said = rubberband("run", "sft-search.yaml", "-s", "search.space.per_device_train_batch_size=8")
@@ -73,7 +73,7 @@ def test_a_search_of_trl_sft_goes_on_in_its_second_stage_where_the_first_has_end
     assert "without a checkpoint" not in said
     assert "starts again" not in said
     rubberband("best", "sft", "--out", "best")
-    assert steps_in(tmp_path / "best") == [32 * step for step in range(1, 17)]
+    assert steps_in(tmp_path / "best") == [16 * step for step in range(1, 33)]
 
 
 @pytest.mark.parametrize("words", [("trl", "sft"), ("accelerate", "launch", "-m", "trl.scripts.sft")])

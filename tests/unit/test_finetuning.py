@@ -108,16 +108,16 @@ for word in sys.argv[2:]:
     key, _, value = word.partition("=")
     assert key.startswith("--") == {dashed}, word
     args[key.removeprefix("--")] = yaml.safe_load(value)
-assert args["save_steps"] == args["eval_steps"] == 0.0625, args
+assert args["save_steps"] == args["eval_steps"] == 0.03125, args
 step, x, out = 0, 4.0, pathlib.Path(args["output_dir"])
 if "resume_from_checkpoint" in args:
     step, x = json.loads(pathlib.Path(args["resume_from_checkpoint"], "state.json").read_text())
 lr, rank = float(args["learning_rate"]), int(args["{rank}"])
 def evaluate():
-    print({{"eval_loss": f"{{x:.4g}}", "eval_runtime": "0.01", "epoch": f"{{step * 3 / 32:.4g}}"}}, flush=True)
+    print({{"eval_loss": f"{{x:.4g}}", "eval_runtime": "0.01", "epoch": f"{{step * 3 / 64:.4g}}"}}, flush=True)
 if {on_start}:
     evaluate()
-while step < 32:
+while step < 64:
     step, x = step + 1, x - 100 * lr * x / rank
     time.sleep(0.06)
     if step % 2 == 0:

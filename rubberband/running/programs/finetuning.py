@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from rubberband.errors import InputError
-from rubberband.running.first_file import MOST, TrialFindings
+from rubberband.running.first_file import TrialFindings
 from rubberband.running.programs.finetuning_tools import (
     AXOLOTL,
     LLAMA_FACTORY,
@@ -43,9 +43,10 @@ from rubberband.units import shown
 from rubberband.values.command import LAUNCHED_MODULES, PER_WORKER, launcher_of, line_of, words_of
 
 _OF_MODULES = {"trl": TRL, "axolotl": AXOLOTL, "llamafactory": LLAMA_FACTORY}
-_WHOLE = 8
-"""Epochs from which on an iteration is one; with fewer, it is a part of the training."""
-_PART = f"{1 / MOST:g}"
+_WHOLE = range(20, 65)
+"""Epochs with which an iteration is one. With others it is a part of the training: the first stage is 5 % of it."""
+_PARTS = 32
+_PART = f"{1 / _PARTS:g}"
 """An iteration, as a part of all steps: the Trainer takes it for `eval_steps`, `save_steps` and `logging_steps`."""
 _REWARDED = ("grpo", "rloo", "ppo")
 
@@ -265,9 +266,9 @@ class _Config:
     def _most(self) -> int:
         """Return the iterations of a trial: its epochs, or parts of fewer of these."""
         epochs = self._epochs()
-        is_whole = epochs is not None and epochs >= _WHOLE and epochs == int(epochs)
+        is_whole = epochs is not None and epochs in _WHOLE
         has_steps = float(self.values.get("max_steps") or 0) > 0
-        return int(epochs) if epochs is not None and is_whole and not has_steps else MOST
+        return int(epochs) if epochs is not None and is_whole and not has_steps else _PARTS
 
     def _own(self, metric: str, most: int, space: Collection[str]) -> list[str]:
         """Return the words for what a trial needs: its folder, its epochs, a line and a save in each iteration.
@@ -285,7 +286,7 @@ class _Config:
         else:
             steps = " and ".join(f"{kind}_steps" for kind in kinds)
             self.remarks.append(
-                f"an iteration is 1/{MOST} of the whole training, by {steps}; write others with another max_t"
+                f"an iteration is 1/{_PARTS} of the whole training, by {steps}; write others with another max_t"
             )
         for kind in kinds:
             own |= _each(kind, is_whole=is_whole, is_axolotl=tool is AXOLOTL, values=values)
