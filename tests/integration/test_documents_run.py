@@ -50,6 +50,8 @@ def test_the_blocks_beside_a_service(page: Path, tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", PLACES["ray"], ids=lambda page: page.stem)
 def test_the_blocks_that_start_ray(page: Path, tmp_path: Path) -> None:
+    if page.stem == "finetune":
+        pytest.importorskip("trl", reason="pip install 'rubberband-tune[finetune]'")
     reader = Reader(tmp_path)
     for block in blocks(page):
         if block.title is not None:

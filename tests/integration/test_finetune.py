@@ -14,6 +14,7 @@ import pytest
 
 from rubberband.executor import ForkServer, SegmentReport, read_manifest
 from tests.builders import segments, trials
+from tests.builders.documents import ROOT, blocks
 from tests.builders.processes.segment_worker import gang_of, resized, run_gang
 
 pytest.importorskip("trl", reason="pip install 'rubberband-tune[finetune]'")
@@ -85,6 +86,36 @@ def test_a_trainer_of_trl_that_is_killed_and_resized_learns_what_one_process_lea
     files = {Path(file["path"]).name for file in read_manifest(store.load(done[-1].checkpoint))["files"]}
     assert ("adapter_model.safetensors" in files) == (adapter in OWN_WEIGHTS)
     assert ("model.safetensors" in files) == (adapter not in OWN_WEIGHTS), "frozen weights are not in it"
+
+
+GIVEN = """
+from examples.finetune import EPOCHS, base_model, stories, tokenizer
+from datasets import Dataset
+
+base_model().save_pretrained("model")
+tokenizer().save_pretrained("model")
+model = "model"
+train_set = Dataset.from_dict({"text": stories(64, seed=1)})
+eval_set = Dataset.from_dict({"text": stories(16, seed=2)})
+"""
+
+
+@pytest.mark.long
+def test_the_script_of_the_page_trains_with_the_model_and_the_data_of_the_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outside a search, `fit` trains to the end."""
+    (block,) = [block for block in blocks(ROOT / "docs/finetune.md") if block.language == "python"]
+    monkeypatch.chdir(tmp_path)
+    given = {"__name__": "page"}
+    exec(
+        compile(
+            GIVEN + block.text.replace("args=SFTConfig(", "args=SFTConfig(use_cpu=True,bf16=False,"), str(block), "exec"
+        ),
+        given,
+    )
+    given["train"]({"lr": 1e-3, "r": 4, "alpha": 2})
+    assert [*tmp_path.glob("*/checkpoint-*/adapter_model.safetensors")], "it has saved as the Trainer does"
 
 
 @pytest.mark.long
