@@ -48,6 +48,7 @@ Socket = Literal[
     "observers",  # takes an experiment's folder and its `RunSpec`, and returns threads that follow the journal
     "lender",  # takes a `ClusterRequest`, and returns the provider of what a pool lends
     "broker",  # takes a pool's folder, and returns requests to its process
+    "fetch",  # module that plans what instances fetch, and fetches it: `planned`, `order_of`, `fetch`, `fetch_here`
     "listing",  # takes the address of a store and a home, and returns what a service lists there
 ]
 """Sockets of the core: each may get a function or class of a feature, which it calls so."""
@@ -182,6 +183,7 @@ FEATURES = (
             "cloud": (_HOST, "cloud", "Manage the head and images; show prices."),
         },
     ),
+    Feature("Fetched models and data", "finetune.md", ("cloud.fetch",), ("resources.fetch",), {"fetch": "cloud.fetch"}),
     Feature("Ray clusters", "clusters.md", ("cloud.ray_cluster",), ("resources.provider: ray",)),
     Feature(
         "Pools",

@@ -199,6 +199,14 @@ class CsvTrackerDict(TypedDict, total=False):
     """Folder of the file; by default `csv` in the experiment's folder."""
 
 
+FetchDict = TypedDict(
+    "FetchDict",
+    {"models": Sequence[str], "datasets": Sequence[str], "from": str | None, "commits": Mapping[str, str]},
+    total=False,
+)
+"""Models and datasets of the Hugging Face hub that each instance downloads once, before its trials start."""
+
+
 class GoodputDict(TypedDict, total=False):
     """The model that adaptive batches are planned with; without it they are planned as fixed ones."""
 
@@ -532,6 +540,8 @@ class ResourcesDict(TypedDict, total=False):
     secrets: Sequence[str]
     """Names of variables whose values come from the environment of `rubberband run` and `rubberband resume`. Values
     are not written down, and masked in logs."""
+    fetch: FetchDict | None
+    """Models and datasets that each instance downloads once."""
     aws: AwsDict
     options: Mapping[str, Any]
     """Words of a provider that an installed package brings, which describes them."""

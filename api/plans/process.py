@@ -49,6 +49,7 @@ from rubberband.planner import Estimate
 from rubberband.planning import feasible
 from rubberband.planning.clusters import on_cluster
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, Profiles
+from rubberband.planning.fetching import with_fetch
 from rubberband.planning.prices_and_quotas import (
     EstimateAnswer,
     answer,
@@ -326,7 +327,7 @@ def question_of(
         raise HttpProblem(REFUSED, f"resources.provider: {experiment.resources.provider} is not allowed here")
     require_own_cluster(experiment)
     asked_for = _with_trial(experiment, code, allowed)
-    experiment = on_cluster(asked_for)
+    experiment = with_fetch(on_cluster(asked_for), home, is_required=False, is_trusted=False)
     prices, good_s = PricesAndQuotas(), None
     if live and experiment.resources.kind.is_rented:
         is_lent = experiment.resources.provider in lent
@@ -338,8 +339,8 @@ def question_of(
         good_s = _LIVE_GOOD_S
     elif experiment.resources.kind.is_this_machine and experiment.entrypoint is not None:
         prices, good_s = local_prices_and_quotas(experiment, home), _LIVE_GOOD_S
-    if experiment.resources.gpus_per_trial.min == "auto":
-        good_s = _LIVE_GOOD_S  # the code of the trial may change
+    if experiment.resources.gpus_per_trial.min == "auto" or experiment.resources.fetch is not None:
+        good_s = _LIVE_GOOD_S  # the code of the trial may change, and what the hub has
     if experiment.constraints.deadline_at is not None:
         good_s = 1.0
     options = {name: asked[name] for name in ("policy", "frontier", "size", "seed", "most_usd")}
@@ -386,6 +387,8 @@ def _identity(
         "starts": repr(prices.starts),
         "function": experiment.is_function,
     }
+    if experiment.resources.fetch is not None:
+        asked["fetch"] = [*map(str, experiment.fetch_s), *experiment.notes]
     if experiment.resources.gpus_per_trial.min == "auto":
         asked["memory"] = repr(experiment.memory)
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).digest()

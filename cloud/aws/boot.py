@@ -62,6 +62,8 @@ class Boot:
     """Shell commands, run as root after the installation."""
     built: bool = False
     """Whether the image has the environment (`rubberband cloud image build`), all but the driver's own package."""
+    fetch: str = ""
+    """The order of models and data that the machine fetches while it joins, as JSON; empty: none."""
     ray_settings: Mapping[str, str]
     """Environment of the Ray node."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -80,6 +82,7 @@ def worker_script(boot: Boot, start: NodeStart) -> str:
         "DEVICE": boot.device,
         "TOKEN": boot.token_parameter,
         "IMAGE_MARKER": start.image_marker,
+        "FETCH": boot.fetch,
         "RAY_SETTINGS": tuple(f"{key}={value}" for key, value in sorted(boot.ray_settings.items())),
         **_shared_values(boot.region, boot.installation, boot.setup),
     }
@@ -180,12 +183,13 @@ def resolve(
     sleep: Callable[[float], None] = time.sleep,
     builds: bool = False,
     hash_seed: str = "0",
+    fetch: str = "",
 ) -> Machines:
     """Return the launch parameters of instances of one type, on the owner's built image unless this call `builds` one.
 
     `checkpoints`: the store's URL, where the wheel is put. `device`: where trials train (None: on the GPUs of a type
-    that has some). `place`: this machine's in EC2 (None: by its metadata service). Raises InputError, in one line with
-    the remedy, for a wrong setting in the file or the account.
+    that has some). `fetch`: see `Boot`. `place`: this machine's in EC2 (None: by its metadata service). Raises
+    InputError, in one line with the remedy, for a wrong setting in the file or the account.
     """
     with in_one_line():
         facts, packages = type_facts(session, instance_type), Packages(session, checkpoints)
@@ -209,7 +213,15 @@ def resolve(
         further_disks=image.further_disks,
         reservation=held,
         user_data=_user_data(
-            session.region, words, packages, installed, facts, built=own is not None, device=device, hash_seed=hash_seed
+            session.region,
+            words,
+            packages,
+            installed,
+            facts,
+            built=own is not None,
+            device=device,
+            hash_seed=hash_seed,
+            fetch=fetch,
         ),
     )
 
@@ -224,6 +236,7 @@ def _user_data(
     built: bool,
     device: Literal["cpu", "cuda"] | None,
     hash_seed: str,
+    fetch: str,
 ) -> Callable[[NodeStart], str]:
     """Return the function that makes an instance's boot script, once its packages are in the bucket."""
     boot = Boot(
@@ -232,6 +245,7 @@ def _user_data(
         installation=installed,
         setup=words.setup,
         built=built,
+        fetch=fetch,
         ray_settings=ray_node.SETTINGS | ray_node.NETWORK_SETTINGS | {HASH_SEED: hash_seed},
         device=device or ("cuda" if facts.gpus else "cpu"),
     )

@@ -32,6 +32,7 @@ from rubberband.cloud.offers import fallback_offers
 from rubberband.cloud.provider import ClusterProvider, ClusterRequest, Head, InstanceDescription
 from rubberband.cloud.ray_head.ray_node import RayHead
 from rubberband.errors import InputError, ProviderError
+from rubberband.features import part
 from rubberband.spec.resources import Resources
 from rubberband.units import shown
 from rubberband.values.offer import Offer
@@ -293,6 +294,7 @@ def open_cluster(
         place=place,
         device=device,
         hash_seed=request.hash_seed,
+        fetch="" if resources.fetch is None else part("fetch").boot_order(resources),
     )
     limit_usd = max(offer.price_usd_per_hour, request.highest_price_usd_per_hour or 0.0)
     table = live_table(resources, request.home) if len(types_of(resources)) > 1 else None

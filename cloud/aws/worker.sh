@@ -75,6 +75,12 @@ use_fabric() { # with EFA, NCCL joins instances by a plug-in that Amazon's image
     ulimit -l unlimited 2> /dev/null || true
 }
 
+fetch_models() { # in the background: workers wait for it. It has no token; what needs one is fetched after joining.
+    say "fetching models and data"
+    python3 -c 'import huggingface_hub' 2> /dev/null || uv pip install --quiet huggingface_hub || return 0
+    RUBBERBAND_LEASE="$DIR/lease" python3 -m rubberband.cloud.fetch "$FETCH" < /dev/null > "$DIR/fetch.log" 2>&1 &
+}
+
 join() {
     say "joining $HEAD_ADDRESS as $INSTANCE"
     export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$DIR/ray-token" RUBBERBAND_LEASE="$DIR/lease"
@@ -100,6 +106,7 @@ work() {
     [[ ${#REQUIREMENTS[@]} == 0 || "$DEVICE" != cuda ]] || await_driver
     ((${#REQUIREMENTS[@]} == 0)) || make_venv
     run_setup
+    [[ -z "$FETCH" ]] || fetch_models
     if [[ "$DEVICE" == cuda ]]; then
         say "checking $GPUS GPUs"
         python3 -m rubberband.cloud.aws.joining gpus "$GPUS"
@@ -118,7 +125,7 @@ set -euo pipefail
 upgrade_nothing
 {
     declare -p DIR LEASE_S BOOTED BOOT_UNTIL INSTANCES HEAD_ADDRESS GPUS DEVICE REGION TOKEN PYTHON_VERSION REQUIREMENTS \
-        WHEELS INDEX_URL UV_VERSION UV_SHA256 CONSTRAINTS SETUP IMAGE_MARKER RAY_SETTINGS
+        WHEELS INDEX_URL UV_VERSION UV_SHA256 CONSTRAINTS SETUP IMAGE_MARKER FETCH RAY_SETTINGS
     declare -f
     echo work
 } > "$DIR/worker"

@@ -29,6 +29,7 @@ from rubberband.executor.core.events import (
 from rubberband.executor.logs.trial_log import TrialLog
 from rubberband.executor.ray.attempt import Attempt
 from rubberband.executor.ray.code import Code
+from rubberband.executor.ray.fetcher import Fetcher
 from rubberband.executor.ray.fleet import Leases, Mailbox, RayFleet
 from rubberband.executor.ray.fork_server import ForkServer
 from rubberband.executor.ray.node_probe import NodeProbe
@@ -92,6 +93,8 @@ class RayBackend:
     """An instance whose workers are not warm within it is given up as lost."""
     node_probe: NodeProbe | None = None
     """Asks nodes that join a borrowed cluster; None: instances are no nodes of one."""
+    fetcher: Fetcher | None = None
+    """Fetches models and data on instances that are other machines; None: trials need none."""
     clock: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:
@@ -139,6 +142,7 @@ class RayBackend:
             group=self.provider.group,
             has_gpus=not (self.spec.kind.is_borrowed and self.spec.experiment.resources.slots),
             node_probe=self.node_probe,
+            fetcher=self.fetcher,
         )
 
     def now(self) -> float:

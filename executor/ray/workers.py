@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -21,6 +21,7 @@ from rubberband.executor.core.placement import gpu_of
 from rubberband.executor.ray import connection
 from rubberband.executor.ray.code import Code
 from rubberband.executor.ray.connection import ray_nodes
+from rubberband.executor.ray.fetcher import Fetcher
 from rubberband.executor.ray.node_probe import NodeProbe
 from rubberband.executor.ray.slot_worker import ServerProcess, SlotWorker
 from rubberband.executor.training.entrypoint import Entrypoint
@@ -112,6 +113,8 @@ class Workers:
     """Whether a slot is a GPU of Ray."""
     node_probe: NodeProbe | None = field(default=None, kw_only=True)
     """Asks its node, where that has joined a borrowed cluster."""
+    fetcher: Fetcher | None = field(default=None, kw_only=True)
+    """Fetches models and data on its machine; None: there are none, or they are there."""
 
     def __post_init__(self) -> None:
         self._pause_s = _REMOTE_PAUSE_S if self.remote else _PAUSE_S
@@ -149,6 +152,9 @@ class Workers:
             self._until(lambda: ray_nodes(self.node_label).get(self.node(self.instance), False), patience)
             if self.node_probe is not None and (fault := self.node_probe.fault_of(self.node(self.instance))):
                 raise WorkersError(fault)
+            if self.fetcher is not None:
+                self._fetch(self.fetcher)
+                patience = Patience(self.timeout_s)
             group = self._place(patience)
             workers = [self._start(group, slot) for slot in range(len(self._slots))]
             self.warm_up(workers, patience)
@@ -239,6 +245,19 @@ class Workers:
             self._group = group
         self._until(lambda: bool(group.wait(_PLACED_LOOK_S)), patience)
         return group
+
+    def _fetch(self, fetcher: Fetcher) -> None:
+        """Let its machine fetch what trials need, and tell its workers where that is. Raises WorkersError."""
+        label = {self.node_label: self.node(self.instance)}
+        try:
+            found = fetcher.fetch({"label_selector": label, **self.options()}, lambda: self.dismissed)
+        except RayError as error:
+            raise WorkersError(f"its fetch of models and data ended: {last_line(error)}") from error
+        if isinstance(found, str):
+            raise WorkersError(found)
+        environment = self.entrypoint.environment
+        variables = {**found, **environment.variables}
+        self.entrypoint = replace(self.entrypoint, environment=replace(environment, variables=variables))
 
     def _until(self, holds: Callable[[], bool], patience: Patience) -> None:
         while not holds():

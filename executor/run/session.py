@@ -46,11 +46,13 @@ from rubberband.interrupts import AtOnce, heeded, uninterrupted
 from rubberband.planning import startup_history
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder
+from rubberband.spec.resources import Resources
 from rubberband.values.adaptive import BatchPoint
 from rubberband.values.kinds import part_of
 from rubberband.values.offer import Offer
 
 if TYPE_CHECKING:
+    from rubberband.executor.ray.fetcher import Fetcher
     from rubberband.executor.ray.fork_server import ForkServer
     from rubberband.executor.run.early import EarlyStart
 
@@ -125,6 +127,8 @@ def _run(
         journal.durable = not header.kind.is_simulated  # there, what a power failure takes costs nothing
         controller = Controller(header.job)
         spec, draw, explore = _drawing(RunSpec.from_json(header.setup), controller)
+        if spec.experiment.resources.fetch is not None and spec.entrypoint is not None and spec.kind.is_this_machine:
+            part("fetch").fetch_here(spec.experiment, folder.home, partial(print, file=sys.stderr))
         spec, store = _with_store(
             spec if address is None else spec.at(address), header, settled, is_checked=early is not None
         )
@@ -356,7 +360,18 @@ def make_ray_backend(
         ready_timeout_s=READY_TIMEOUT_S if limits is None else limits.ready_s,
         clock=provider.clock,
         node_probe=node_probe,
+        fetcher=_fetcher(folder.home, resources) if spec.kind.is_elsewhere else None,
     )
+
+
+def _fetcher(home: Path, resources: Resources) -> Fetcher | None:
+    """Return what fetches models and data on instances, and keeps how fast that was; None if there are none."""
+    if resources.fetch is None:
+        return None
+    from rubberband.executor.ray.fetcher import Fetcher
+
+    fetch = part("fetch")
+    return Fetcher(fetch.order_of(resources), partial(fetch.record, home, resources))
 
 
 def fork_server_of(folder: ExperimentFolder, spec: RunSpec, offer: Offer, provider: ClusterProvider) -> ForkServer:

@@ -122,6 +122,7 @@ def check(
 def _checked(file: Path, home: Path) -> list[str]:
     """Return the notes of the checks before a run. Raises InputError for the first problem."""
     from rubberband.executor.run.allowance import require_rate, require_runnable
+    from rubberband.planning.fetching import with_fetch
     from rubberband.planning.prices_and_quotas import cloud_prices_and_quotas
     from rubberband.spec.loading import load_experiment
 
@@ -130,6 +131,7 @@ def _checked(file: Path, home: Path) -> list[str]:
     if resources.provider != "aws":
         raise InputError(f"resources.provider: {resources.provider} rents nothing; write provider: aws")
     require_runnable(experiment, home)
+    with_fetch(experiment, home, is_required=True)
     require_rate(experiment, home, cloud_prices_and_quotas(experiment, home, notes.append, on_head=False).table)
     return notes
 

@@ -107,8 +107,10 @@ def estimate(
     """
     _import_numpy()
     from rubberband.executor.training.entrypoint import entrypoint_of, with_trial
+    from rubberband.installation import default_home
     from rubberband.planning.clusters import on_cluster
     from rubberband.planning.feasible import PlanningOptions
+    from rubberband.planning.fetching import with_fetch
     from rubberband.planning.prices_and_quotas import answer
     from rubberband.running.sending import with_unsent
     from rubberband.spec.loading import load_experiment, load_plan
@@ -116,9 +118,8 @@ def estimate(
     changes = overrides or []
     experiment, search_path = load_experiment(file, changes), (file.absolute().parent, Path.cwd())
     found_entrypoint = None if experiment.entrypoint is None else entrypoint_of(experiment, search_path)
-    experiment = on_cluster(with_trial(experiment, search_path))
+    experiment = with_fetch(on_cluster(with_trial(experiment, search_path)), default_home(), is_required=False)
     if experiment.search.warm_start:
-        from rubberband.installation import default_home
         from rubberband.running.warm_start import warm_started
 
         warm_started(experiment, default_home(), say)

@@ -93,6 +93,7 @@ def checked_head(experiment: Experiment, *, no_cap: bool) -> tuple[AwsSession, s
     from rubberband.cloud.aws.calls import open_aws
     from rubberband.cloud.offers import offers
     from rubberband.executor.run.allowance import require_head, require_rate, require_runnable
+    from rubberband.planning.fetching import with_fetch
     from rubberband.planning.prices_and_quotas import cloud_prices_and_quotas
 
     resources, home = experiment.resources, default_home()
@@ -104,6 +105,7 @@ def checked_head(experiment: Experiment, *, no_cap: bool) -> tuple[AwsSession, s
     require("a head", "boto3")
     require_runnable(experiment, home, no_cap=no_cap)
     require_head(home, resources.region, resources.aws.head_instance_type)
+    with_fetch(experiment, home, is_required=True)
     session = open_aws(resources.region)
     table = cloud_prices_and_quotas(experiment, home, say, on_head=False).table
     require_rate(experiment, home, table)

@@ -307,7 +307,9 @@ def profile(
     from rubberband.executor.run.session import cancel_on_signals
     from rubberband.executor.training.entrypoint import with_trial
     from rubberband.files import require_home
+    from rubberband.installation import default_home
     from rubberband.planning.clusters import on_cluster
+    from rubberband.planning.fetching import fetched
     from rubberband.planning.prices_and_quotas import cloud_prices_and_quotas
     from rubberband.running.profile import measure_profile
     from rubberband.running.starting import announce_device, bound_of, find_entrypoint
@@ -315,6 +317,7 @@ def profile(
 
     search_path = (file.absolute().parent, Path.cwd())
     experiment = on_cluster(with_trial(load_experiment(file, overrides or []), search_path))
+    experiment = fetched(experiment, default_home(), say)
     target = out or default_profile_path(file)
     folder = open_folder(experiment.name)
     require_runnable(experiment, folder.home, no_cap=no_cap)

@@ -186,7 +186,19 @@ def known_gpus(experiment: Experiment, offer: Offer, profile: Profile) -> int:
     return max(profile.largest_gpus, offer.slots) if modelled else profile.largest_gpus
 
 
+def _with_fetch(experiment: Experiment, offer: Offer, profile: Profile) -> Offer:
+    """Return the offer whose instances are ready only once they have fetched models and data.
+
+    A start that a profile measured had the fetch in it.
+    """
+    fetch_s, beside_s = experiment.fetch_s
+    is_measured = profile.init_delay_s is not None and experiment.resources.init_delay is None
+    begin_s = 0.0 if is_measured else max(0.0, offer.init_delay_s - beside_s)
+    return replace(offer, init_delay_s=max(offer.init_delay_s, begin_s + fetch_s)) if fetch_s else offer
+
+
 def _candidate(experiment: Experiment, offer: Offer, profile: Profile, now: float, table: Table | None) -> Problem:
+    offer = _with_fetch(experiment, offer, profile)
     experiment, largest = with_least_gang(experiment, offer, profile, table), known_gpus(experiment, offer, profile)
     if profile.checkpoint_load_s:
         profile = replace(profile, gpus_per_machine=offer.slots)

@@ -31,6 +31,7 @@ from rubberband.installation import default_home
 from rubberband.planning.candidates import known_gpus
 from rubberband.planning.clusters import on_cluster
 from rubberband.planning.feasible import Profiles
+from rubberband.planning.fetching import fetched
 from rubberband.planning.least_gang import GangTooLargeError, with_least_gang
 from rubberband.running.pace import Pace
 from rubberband.running.profile_cache import Announce
@@ -131,6 +132,10 @@ def check_experiment(
     entrypoint, max_gpus, notes = None, 1, list[str]()
     with _noted(problems):
         experiment = on_cluster(experiment)
+    known = len(problems)
+    with _noted(problems):
+        experiment = fetched(experiment, home or default_home(), notes.append)
+    is_fetched = len(problems) == known
     with _noted(problems):
         require_runnable(experiment, home or default_home())
         warm_started(experiment, home or default_home(), notes.append)
@@ -141,7 +146,7 @@ def check_experiment(
         experiment = with_narrowest_gang(experiment, narrowest_gang(any_market, None, profiles))
     with _noted(problems):
         entrypoint = named_entrypoint(experiment, search_path)
-    if entrypoint is None:
+    if entrypoint is None or not is_fetched:
         return CheckReport(
             entrypoint=str(experiment.entrypoint), device="cpu", limit_s=limit_s, problems=tuple(problems)
         )

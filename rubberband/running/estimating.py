@@ -19,6 +19,7 @@ from rubberband.executor.training.entrypoint import entrypoint_of, with_trial
 from rubberband.installation import home_at
 from rubberband.planning.clusters import on_cluster
 from rubberband.planning.feasible import PlanningOptions
+from rubberband.planning.fetching import with_fetch
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer, local_prices_and_quotas
 from rubberband.running.profile_cache import find_profiles
 from rubberband.running.sending import with_unsent
@@ -127,6 +128,7 @@ def estimate(
     """
     place = home_at(home)
     experiment = on_cluster(with_trial(experiment_of(entrypoint, words, "estimate", place)))
+    experiment = with_fetch(experiment, place, is_required=False)
     warm_started(experiment, place, partial(print, file=sys.stderr))
     found_entrypoint = None if experiment.entrypoint is None else entrypoint_of(experiment)
     profiles = find_profiles(experiment, found_entrypoint, place, None, partial(print, file=sys.stderr), to_run=False)

@@ -24,6 +24,7 @@ from rubberband.features import parts
 from rubberband.files import require_home
 from rubberband.installation import home_at
 from rubberband.planning.clusters import on_cluster
+from rubberband.planning.fetching import fetched
 from rubberband.planning.prices_and_quotas import cloud_prices_and_quotas
 from rubberband.running.check import named_entrypoint
 from rubberband.running.estimating import experiment_of
@@ -183,6 +184,9 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
     laps.lap("imports")
     with ExitStack() as starting:
         experiment = _settled(experiment, folder, options, starting)
+        if experiment.resources.fetch is not None:
+            experiment = fetched(experiment, folder.home, options.announce, options.step)
+            laps.lap("fetch")
         resources = experiment.resources
         if resources.kind.is_elsewhere:
             options.step(f"asking provider {resources.provider} for prices and quotas")

@@ -27,7 +27,7 @@ from pydantic import (
 
 from rubberband import markup
 from rubberband.errors import InputError, ProfileMissingError
-from rubberband.features import require_features
+from rubberband.features import part, require_features
 from rubberband.installation import require_driver, require_ray
 from rubberband.spec.fields import MODULE_ATTRIBUTE, Deadline, Duration, Name, Tally, Usd, Words, fault, word_error
 from rubberband.spec.observers import Notify, Trackers
@@ -191,6 +191,7 @@ class Experiment(Words):
     _notes: tuple[str, ...] = PrivateAttr(())
     _is_function: bool = PrivateAttr(default=False)
     _memory: TrialMemory | str = PrivateAttr("its parameters were not counted")
+    _fetch_s: tuple[float, float] = PrivateAttr((0.0, 0.0))
 
     @model_validator(mode="before")
     @classmethod
@@ -265,6 +266,8 @@ class Experiment(Words):
         found = resources.environment(given)
         space = json.dumps({name: to_words(value) for name, value in self.search.space.items()})
         known = {SPACE: space} if len(space) <= LONGEST_SPACE else {}
+        if resources.fetch is not None and resources.kind.is_this_machine:
+            known |= part("fetch").OFFLINE
         return replace(found, variables={HASH_SEED: seed, **known, **found.variables})
 
     @property
@@ -287,6 +290,17 @@ class Experiment(Words):
         """Return the experiment with the memory of its trial's parameters, or why it is not known."""
         known = self.model_copy()
         known._memory = memory
+        return known
+
+    @property
+    def fetch_s(self) -> tuple[float, float]:
+        """Seconds in which an instance fetches models and data, and those of them that pass while it starts."""
+        return self._fetch_s
+
+    def with_fetch(self, seconds: float, beside_s: float) -> Experiment:
+        """Return the experiment with the time of its fetch; see `fetch_s`."""
+        known = self.model_copy()
+        known._fetch_s = seconds, beside_s
         return known
 
     def with_least_gang(self, gpus: int) -> Experiment:

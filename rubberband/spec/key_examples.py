@@ -63,6 +63,12 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
         "max_failures": 2,
         "resize_in_stage": False,
     },
+    "Fetch": {
+        "models": ["meta-llama/Llama-3.2-1B"],
+        "datasets": ["trl-lib/Capybara@refs/convert/parquet"],
+        "from": "s3://my-bucket/hub",
+        "commits": {"meta-llama/Llama-3.2-1B@main": "4e20de362430cd3b72f300e6b0f18e50e7166e08"},
+    },
     "CsvTracker": {"folder": "results/csv"},
     "GoodputWords": {
         "noise_scale": 500,
@@ -147,6 +153,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
         "checkpoints": "s3://my-bucket/digits",
         "env": {"OMP_NUM_THREADS": "4"},
         "secrets": ["HF_TOKEN"],
+        "fetch": {"models": ["meta-llama/Llama-3.2-1B"]},
         "options": {"zone": "a"},
     },
     "SampledDelay": {"samples": ["80s", "95s", "140s"]},

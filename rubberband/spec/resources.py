@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from rubberband.errors import InputError
+from rubberband.spec.fetching import Fetch
 from rubberband.spec.fields import (
     BY_KIND,
     WHOLE,
@@ -355,6 +356,8 @@ class Resources(Words):
     ] = ()
     """Names of variables whose values come from the environment of `rubberband run` and `rubberband resume`. Values are
     not written down, and masked in logs."""
+    fetch: Fetch | None = None
+    """Models and datasets that each instance downloads once."""
     aws: Aws = Field(default_factory=Aws.defaults)
     options: dict[str, Any] = Field(default_factory=dict)
     """Words of a provider that an installed package brings, which describes them."""
@@ -449,6 +452,13 @@ class Resources(Words):
             if getattr(self, key) != unwritten:
                 word = Resources.model_fields[key].alias or key
                 raise fault(f"{why}, and provider is {self.provider}; leave it out", at=word)
+        if self.fetch is not None and self.fetch.mirror and (self.kind.is_this_machine or self.kind.is_borrowed):
+            why = "its nodes keep" if self.kind.is_borrowed else "this machine keeps"
+            raise fault(
+                f"a mirror is for instances that begin empty, and with provider: {self.provider} {why} a cache; leave "
+                "it out",
+                at=("fetch", "from"),
+            )
         if self.kind.options is None and self.options:
             raise fault(f"provider {self.provider} has none; leave them out", at="options")
         if self.kind.options is not None:

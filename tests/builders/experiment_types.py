@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import keyword
 import re
 import subprocess
 import sys
@@ -70,6 +71,11 @@ def _named(definition: str) -> str:
 
 
 def _class(name: str, definition: Mapping[str, Any]) -> str:
+    if any(keyword.iskeyword(key) for key in definition["properties"]):  # such as `from`, which no class can have
+        kinds = {key: " | ".join(dict.fromkeys(_kinds(value))) for key, value in definition["properties"].items()}
+        words = ", ".join(f'"{key}": {kind}' for key, kind in kinds.items())
+        text = re.sub(r"\s+", " ", definition.get("description", name))
+        return f'{name} = TypedDict("{name}", {{{words}}}, total=False)\n"""{text}"""\n'
     lines = [f"class {name}(TypedDict, total=False):", *_docstring(definition.get("description", name)), ""]
     for key, value in definition["properties"].items():
         kind = _PYTHON.get(key) or " | ".join(dict.fromkeys(_kinds(value)))

@@ -1,0 +1,53 @@
+"""Measured bandwidths of fetches: kept in the home, for plans."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rubberband.cloud.fetch.cache import Fetched
+from rubberband.files import make_directories, write_atomically
+from rubberband.spec.resources import Resources
+
+FILE = "fetches.json"
+ASSUMED = 100e6
+"""Bytes per second, where nothing was measured."""
+_LATEST = 5
+_LEAST_BYTES = 100_000_000
+"""Of less, requests and imports take longer than the bytes."""
+
+
+def place_of(resources: Resources, *, is_mirrored: bool = False) -> str:
+    """Return the name under which bandwidths of a provider's instances are kept."""
+    words = (resources.provider, resources.region if resources.kind.is_rented else "", "mirror" * is_mirrored)
+    return " ".join(filter(None, words))
+
+
+def measured(home: Path, resources: Resources) -> float | None:
+    """Return the bytes per second of the latest fetches; None if there were none."""
+    kept = _read(home)
+    is_mirrored = resources.fetch is not None and resources.fetch.mirror is not None
+    latest = (kept.get(place_of(resources, is_mirrored=True)) if is_mirrored else None) or kept.get(place_of(resources))
+    return median(latest) if latest else None
+
+
+def record(home: Path, resources: Resources, fetched: Fetched) -> None:
+    """Keep the bandwidth of a fetch. Of two that end together one may be lost."""
+    if fetched.size < _LEAST_BYTES or fetched.seconds <= 0.0:
+        return
+    kept, place = _read(home), place_of(resources, is_mirrored=fetched.is_mirrored)
+    latest = [*kept.get(place, ()), fetched.size / fetched.seconds][-_LATEST:]
+    with suppress(OSError):  # a full disk
+        make_directories(home)
+        write_atomically(home / FILE, json.dumps({**kept, place: latest}).encode(), durable=False)
+
+
+def _read(home: Path) -> Mapping[str, Sequence[float]]:
+    with suppress(OSError, ValueError, AttributeError, TypeError):
+        plain: Mapping[str, Any] = json.loads((home / FILE).read_text())
+        return {place: [float(each) for each in latest if each > 0.0] for place, latest in plain.items()}
+    return {}
