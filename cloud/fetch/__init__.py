@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -66,7 +67,7 @@ def planned(experiment: Experiment, home: Path, *, is_required: bool, is_trusted
                 found.append((source, Listing(commit=commit, files=()), 0))
                 continue
             try:
-                listing = look_up(source, commit, _token(resources), resources.env.get("HF_ENDPOINT"))
+                listing = look_up(source, commit, _token(resources), _variable(resources, "HF_ENDPOINT"))
             except NoAnswerError:
                 if known is None or known.fetched() is None:
                     raise
@@ -155,7 +156,8 @@ def fetch(order: Order) -> tuple[Fetched, dict[str, str]]:
         )
         try:
             assert process.stdout is not None
-            out = process.stdout.read()
+            with process.stdout as output:
+                out = output.read()
         except BaseException:
             process.kill()
             raise
@@ -164,6 +166,7 @@ def fetch(order: Order) -> tuple[Fetched, dict[str, str]]:
         except (IndexError, ValueError):
             err.seek(0)
             raise InputError(f"fetch: its process ended with {process.wait()}: {error_line(err.read())}") from None
+    threading.Thread(target=process.wait, daemon=True, name="fetch").start()
     if "fault" in found:
         raise InputError(found["fault"])
     fetched = Fetched(size=found["size"], seconds=found["seconds"], is_mirrored=found["is_mirrored"])
@@ -188,10 +191,14 @@ def _place_here(resources: Resources, source: Source, commit: str | None) -> Pla
     """Return the place of a commit, or of that of a revision, in this machine's cache; None if that is not known."""
     from huggingface_hub import constants
 
-    home, root = resources.env.get("HF_HOME"), resources.env.get("HF_HUB_CACHE")
+    home, root = _variable(resources, "HF_HOME"), _variable(resources, "HF_HUB_CACHE")
     root = root or (f"{home}/hub" if home else constants.HF_HUB_CACHE)
     commit = commit or commit_here(Path(root), source)
     return None if commit is None else Place(Path(root), source, commit)
+
+
+def _variable(resources: Resources, name: str) -> str | None:
+    return resources.env.get(name) or os.environ.get(name) or None
 
 
 def _token(resources: Resources) -> str | bool | None:

@@ -49,7 +49,8 @@ def main(order: Mapping[str, Any]) -> int:
         _say({"fault": f"fetch: {error.name} is missing on the instance; install huggingface_hub there"})
         return 1
     except (FetchError, InputError, OSError) as error:
-        _say({"fault": f"fetch: {error_line(str(error)).removeprefix('resources.fetch.')}"})
+        line = error_line(str(error))
+        _say({"fault": line if line.startswith("resources.fetch") else f"fetch: {line}"})
         return 1
     _say(found)
     with open(os.devnull, "w") as nowhere:
@@ -146,8 +147,9 @@ def _until_right(place: Place, files: Sequence[File], get: Callable[[], object])
                 place.drop(path)
         left = place.missing(files)
         attempt, lacking = (1 if left < lacking else attempt + 1), left
-        print(f"{place.source.name}: {why}; trying again", file=sys.stderr, flush=True)
-        _pause(attempt - 1)
+        print(f"{place.source.name}: {why}", file=sys.stderr, flush=True)
+        if attempt < ATTEMPTS and wrongs < _WRONG_ATTEMPTS:
+            _pause(attempt - 1)
     raise FetchError(f"{place.source.name} was not fetched after {attempt} attempts: {why}"[:300])
 
 
@@ -175,7 +177,8 @@ def _prepare(place: Place) -> None:
     except ImportError:
         return  # no trial loads it so
     folder, (*owner, own) = str(place.snapshot), place.source.name.split("/")
-    root = Path(datasets.config.HF_DATASETS_CACHE) / "___".join((*owner, camelcase_to_snakecase(own)))
+    own = camelcase_to_snakecase(own)
+    root = Path(datasets.config.HF_DATASETS_CACHE) / "___".join((*owner, own))
     try:
         names = datasets.get_dataset_config_names(folder)
         for name in names if len(names) <= _MOST_CONFIGURATIONS else [None]:

@@ -173,13 +173,14 @@ def tables(
 def screen_tables(answer: Estimate, notes: Sequence[str] = ()) -> list[TextTable]:
     """Return the tables of one screen: stages (or remedies), options, and four other deadlines.
 
-    It also shows those `notes` that are about the profile's times, a Ray cluster, gangs, the search and its early end,
-    asynchronous training, checkpoints or a pool.
+    It also shows those `notes` that are about the profile's times, fetches, a Ray cluster, gangs, the search and its
+    early end, asynchronous training, checkpoints or a pool.
     """
     first = remedy_table(answer) if answer.job is None else stage_table(answer)
     shown = tuple(note for note in first.notes if "extrapolated" in note or note.startswith("One fleet"))
     subjects = (
         "times:",
+        "fetch:",
         "cluster:",
         "gang:",
         "space:",
