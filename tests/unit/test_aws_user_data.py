@@ -47,6 +47,7 @@ from rubberband.errors import InputError
 from rubberband.spec.account import Remembered, remembered
 from rubberband.spec.resources import Resources
 from tests.builders.aws_account import boot_times
+from tests.builders.waiting import eventually
 
 START = NodeStart(instances=("i-001",), head_address="10.0.0.5:6379", gpus=4, lease_s=600.9, lifetime_s=7200.0)
 NOW = 1_800_000_000
@@ -210,6 +211,20 @@ def test_the_machine_joins_with_token_label_and_settings_and_ends_with_ray(machi
         *machine.called
     }
     assert machine.called[-1] == "shutdown -h now"
+
+
+@pytest.mark.parametrize("has_library", [True, False])
+def test_models_and_data_are_fetched_while_the_machine_joins(machine: Machine, has_library: bool) -> None:
+    order = '{"sources":[{"name":"it\'s/base"}]}'
+    missing = f'[[ "$*" != *huggingface_hub* ]] || exit {int(not has_library)}'
+    machine.program("python3", f'{missing}; [[ "$*" != *cloud.fetch* ]] || env | grep RUBBERBAND_L >> "$LOG"')
+    machine.boot(worker_script(replace(BOOT, fetch=order), START))
+    assert machine.work().returncode == 0
+    eventually(lambda: any(line.startswith("RUBBERBAND_L") for line in machine.called))
+    assert f"python3 -m rubberband.cloud.fetch {order}" in machine.called
+    assert f"RUBBERBAND_LEASE={machine.folder}/lease" in machine.called
+    assert ("uv pip install --quiet huggingface_hub" in machine.called) is not has_library
+    assert any("scripts start" in line for line in machine.called)
 
 
 MANY = replace(START, instances=("i-001", "i-002", "i-003"))
