@@ -42,7 +42,7 @@ class Order:
     """Files that a machine is to have. It can be pickled."""
 
     words: Mapping[str, Any]
-    """What `rubberband.cloud.fetch.__main__` reads."""
+    """Sources, mirror and variables, as `rubberband.cloud.fetch.__main__` reads them."""
     token: str = field(default="", repr=False)
 
 
@@ -100,7 +100,7 @@ def _with_sizes(experiment: Experiment, home: Path, found: list[tuple[Source, Li
             f"resources.aws.volume_gb: {disk_gb} GB are less than the {format_bytes(size)} of resources.fetch; raise it"
         )
     seen = bandwidth.measured(home, resources)
-    seconds = size / (seen or bandwidth.ASSUMED)
+    seconds = bandwidth.seconds_of(size, seen)
     basis = "a guess" if seen is None else "measured"
     rate = f"{format_bytes(seen or bandwidth.ASSUMED)}/s ({basis})"
     where = "this machine" if resources.kind.is_this_machine else "each instance"

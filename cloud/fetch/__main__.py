@@ -1,7 +1,7 @@
 """The process that fetches on a machine: `python -m rubberband.cloud.fetch ORDER`, a mapping in JSON.
 
 The library of the hub reads its variables when it is imported, so that each order has a process of its own. A JSON line
-says how it ended; then the mirror is filled, if there is one, which nobody waits for.
+says how it ended; then the mirror is filled, if there is one, while trials start.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WRONG_ATTEMPTS = 3
 """Attempts of which each got wrong bytes."""
 _LONGEST_PAUSE_S = 30.0
 _MOST_CONFIGURATIONS = 16
-"""Of a dataset with more, only the default one is prepared."""
+"""Limit of a dataset's configurations that are prepared; of more, only the default one is."""
 
 
 class FetchError(Exception):

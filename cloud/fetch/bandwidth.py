@@ -16,9 +16,11 @@ from rubberband.spec.resources import Resources
 FILE = "fetches.json"
 ASSUMED = 100e6
 """Bytes per second, where nothing was measured."""
+_VERIFIED = 800e6
+"""Bytes of which two cores make the digests in a second: an assumption. A measured bandwidth has that in it."""
 _LATEST = 5
 _LEAST_BYTES = 100_000_000
-"""Of less, requests and imports take longer than the bytes."""
+"""A smaller fetch is not kept: requests and imports take longer than its bytes."""
 
 
 def place_of(resources: Resources, *, is_mirrored: bool = False) -> str:
@@ -35,8 +37,13 @@ def measured(home: Path, resources: Resources) -> float | None:
     return median(latest) if latest else None
 
 
+def seconds_of(size: int, measured: float | None) -> float:
+    """Return the seconds of fetching and verifying `size` bytes at a measured bandwidth, or else the assumed one."""
+    return size / ASSUMED + size / _VERIFIED if measured is None else size / measured
+
+
 def record(home: Path, resources: Resources, fetched: Fetched) -> None:
-    """Keep the bandwidth of a fetch. Of two that end together one may be lost."""
+    """Keep the bandwidth of a fetch. One of two that end together may be lost."""
     if fetched.size < _LEAST_BYTES or fetched.seconds <= 0.0:
         return
     kept, place = _read(home), place_of(resources, is_mirrored=fetched.is_mirrored)

@@ -31,7 +31,7 @@ class Fetcher:
     """The driver's side, for all instances of a run."""
 
     order: Any
-    """What each machine fetches."""
+    """Order of the files that each machine fetches."""
     on_fetched: Callable[[Any], None]
     """Called with each fetch that has ended."""
 

@@ -247,7 +247,7 @@ class Workers:
         return group
 
     def _fetch(self, fetcher: Fetcher) -> None:
-        """Let its machine fetch what trials need, and tell its workers where that is. Raises WorkersError."""
+        """Let its machine fetch what trials need; its workers get variables that lead there. Raises WorkersError."""
         label = {self.node_label: self.node(self.instance)}
         try:
             found = fetcher.fetch({"label_selector": label, **self.options()}, lambda: self.dismissed)

@@ -69,11 +69,11 @@ def test_a_bare_name_has_one_commit_for_all_instances_and_its_time_is_in_the_pla
     assert asked.resources.fetch is not None
     assert asked.resources.fetch.commits == {"org/base@main": COMMIT}
     assert asked.notes == (
-        "fetch: each instance downloads 25 MB once, about 0.25s at 100 MB/s (a guess): org/base at abababa.",
+        "fetch: each instance downloads 25 MB once, about 0.281s at 100 MB/s (a guess): org/base at abababa.",
     )
     options = PlanningOptions(now=time.time())
     before, after = (planned(each, PROFILE, PricesAndQuotas(), options).job for each in (plain, asked))
-    assert after.prediction.jct_s == pytest.approx(before.prediction.jct_s + 0.25, abs=1e-3)
+    assert after.prediction.jct_s == pytest.approx(before.prediction.jct_s + 0.28125, abs=1e-3)
     again = Experiment.kept(asked.to_words())
     assert again.resources.fetch == asked.resources.fetch
 
@@ -109,7 +109,7 @@ def test_a_broken_connection_goes_on_from_where_it_was(hub: Hub, tmp_path: Path)
     assert hub.requests == 0
 
 
-def test_what_is_in_the_cache_needs_no_hub(hub: Hub, tmp_path: Path) -> None:
+def test_a_full_cache_needs_no_hub(hub: Hub, tmp_path: Path) -> None:
     fetched(fetching("org/base"), tmp_path / "home", print)
     hub.url = ""  # it answers nothing more
     lines = list[str]()

@@ -119,6 +119,9 @@ AWS = _with(
     },
     profile__seconds_per_iteration={1: 40},
 )
+COMMITS = {"a/b@main": "a" * 40, "c/d@main": "c" * 40, "datasets/a/b@main": "d" * 40}
+FETCHED: Words = {"models": ["a/b"], "commits": COMMITS}
+FETCHING = _with(AWS, resources__fetch=FETCHED)
 
 
 def _asha(kind: str) -> Words:
@@ -278,6 +281,11 @@ LINES: dict[str, Line] = {
     "Resources.checkpoints": (LOCAL, "resources.checkpoints", "/store", "/other"),
     "Resources.env": (LOCAL, "resources.env", {"A": "1"}, {"A": "2"}),
     "Resources.secrets": (LOCAL, "resources.secrets", ["A_SECRET"], ["B_SECRET"]),
+    "Resources.fetch": (AWS, "resources.fetch", None, FETCHED),
+    "Fetch.models": (FETCHING, "resources.fetch.models", ["a/b"], ["c/d"]),
+    "Fetch.datasets": (FETCHING, "resources.fetch.datasets", None, ["a/b"]),
+    "Fetch.from": (FETCHING, "resources.fetch.from", None, "s3://bucket/hub"),
+    "Fetch.commits": (FETCHING, "resources.fetch.commits", COMMITS, {**COMMITS, "a/b@main": "e" * 40}),
     "Resources.aws": (AWS, "resources.aws", {"install": "none"}, {"install": "none", "volume_gb": 100}),
     "SpotMarket.price_per_hour": (SPOT, "resources.spot.price_per_hour", 1.2, 1.3),
     "SpotMarket.interruptions_per_hour": (SPOT, "resources.spot.interruptions_per_hour", 0.1, 0.2),
@@ -531,6 +539,7 @@ header.checkpoints: Resources.checkpoints
 job.keep_best: Resources.keep
 environment measured: Resources.env
 environment: Resources.secrets
+worker_script.FETCH: Resources.fetch, Fetch.models, Fetch.datasets, Fetch.from, Fetch.commits
 ec2.offers measuring offer.side_costs plan worker.BlockDeviceMappings: Resources.aws, Aws.volume_gb
 head.ImageId measured worker.ImageId: Aws.image
 head.BlockDeviceMappings head_script.CONSTRAINTS head_script.MADE_OF head_script.REQUIREMENTS head_script.WHEELS
