@@ -57,7 +57,7 @@ def planned(experiment: Experiment, home: Path, *, is_required: bool, is_trusted
     if find_spec("huggingface_hub") is None:
         raise InputError(f"resources.fetch needs huggingface_hub; run {install_hint('hf')}")
     is_here, found = resources.kind.is_this_machine, list[tuple[Source, Listing, int]]()
-    if not is_trusted and (resources.secrets or resources.env.keys() & {"HF_ENDPOINT", TOKEN}):
+    if not is_trusted and (resources.secrets or any(name.startswith("HF_") for name in resources.env)):
         return experiment.with_notes("fetch: sizes are asked from the hub when the experiment runs.")
     try:
         for source in fetch.sources:

@@ -18,6 +18,8 @@ import pytest
 
 pytest.importorskip("huggingface_hub", reason="pip install 'rubberband-tune[hf]'")
 
+from rubberband.api.plans.process import planned as preview
+from rubberband.api.plans.process import question_of
 from rubberband.cloud import fetch
 from rubberband.cloud.fetch import bandwidth
 from rubberband.cloud.fetch.cache import Fetched
@@ -25,8 +27,10 @@ from rubberband.errors import InputError
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, planned
 from rubberband.planning.fetching import fetched, with_fetch
 from rubberband.spec.experiment import Experiment
+from tests.builders.experiment_words import words
 from tests.builders.experiments import PROFILE, experiment
 from tests.builders.hub import Content, Hub, Repo, served
+from tests.unit.test_plans_questions import asked as question
 
 WEIGHTS, CONFIG, COMMIT = "model.safetensors", "config.json", "ab" * 20
 RENTED = {"provider": "aws", "instance_type": "g5.xlarge", "gpus_per_instance": None, "checkpoints": "s3://bucket/x"}
@@ -85,9 +89,9 @@ def test_a_bare_name_has_one_commit_for_all_instances_and_its_time_is_in_the_pla
 def test_an_instance_of_ec2_is_ready_once_it_has_started_and_fetched(
     init_s: str | None, measured_s: float | None, ready_s: float
 ) -> None:
-    words = experiment(**RENTED, max_instances=1, **({} if init_s is None else {"init_delay": init_s}))
+    changed = experiment(**RENTED, max_instances=1, **({} if init_s is None else {"init_delay": init_s}))
     profile = replace(PROFILE, init_delay_s=measured_s)
-    found = planned(words.with_fetch(50.0, 20.0), profile, PricesAndQuotas(), PlanningOptions(now=time.time()))
+    found = planned(changed.with_fetch(50.0, 20.0), profile, PricesAndQuotas(), PlanningOptions(now=time.time()))
     assert found.estimate.offer.init_delay_s == pytest.approx(ready_s)
 
 
@@ -222,6 +226,19 @@ def test_words_of_other_users_name_no_server_that_a_service_asks(hub: Hub, tmp_p
     assert hub.requests == 0
 
 
+def test_a_preview_of_a_service_has_the_note_and_another_id_once_the_hub_has_another_commit(
+    hub: Hub, tmp_path: Path
+) -> None:
+    document = words(resources__fetch={"models": ["org/base"]})
+    before = question_of(question(document), tmp_path, live=False)
+    status, body = preview(before)
+    assert status == 200
+    assert any("downloads 25 MB once" in note for note in json.loads(body)["notes"])
+    assert question_of(question(document), tmp_path, live=False).id == before.id
+    hub.repos["models/org/base"] = Repo({CONFIG: Content.of(b"[]")}, commit="ef" * 20)
+    assert question_of(question(document), tmp_path, live=False).id != before.id
+
+
 def test_a_disk_that_is_too_small_is_refused(hub: Hub, tmp_path: Path) -> None:
     hub.repos["models/org/base"] = replace(
         hub.repos["models/org/gated"], files={WEIGHTS: Content(9_500, b"x")}, gated=False
@@ -302,9 +319,9 @@ print(huggingface_hub.snapshot_download("org/base"))
 
 @pytest.mark.parametrize("provider", ["local", "ray"])
 def test_a_mirror_makes_no_sense_where_machines_keep_a_cache(provider: str) -> None:
-    words = {"gpus_per_instance": 1} if provider == "local" else {"minimum_billed": "0s"}
+    given = {"gpus_per_instance": 1} if provider == "local" else {"minimum_billed": "0s"}
     with pytest.raises(InputError, match=r"resources.fetch.from: a mirror is for instances that begin empty"):
-        experiment(fetch={"models": ["org/base"], "from": "s3://bucket/hub"}, **words, provider=provider)
+        experiment(fetch={"models": ["org/base"], "from": "s3://bucket/hub"}, **given, provider=provider)
 
 
 def test_an_order_survives_a_shell(hub: Hub, tmp_path: Path) -> None:
