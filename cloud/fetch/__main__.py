@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ def main(order: Mapping[str, Any]) -> int:
     if LEASE_VARIABLE in os.environ and "HF_HOME" not in order["variables"]:  # a rented machine's own disk
         os.environ["HF_HOME"] = str(machine_folder() / "huggingface")
     fills: list[Callable[[], None]] = []
+    _resume_after_resets()
     try:
         found = _fetch(order, fills)
     except ImportError as error:
@@ -167,6 +168,41 @@ def _download(place: Place, token: Any) -> None:
         snapshot_download(source.name, repo_type=source.kind, revision=place.commit, cache_dir=place.root, token=token)
     except (GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise InputError(f"{source.place}: the hub refuses {source.name}: {error_line(str(error))}") from None
+
+
+def _resume_after_resets() -> None:
+    """Let the library go on where a connection was reset, as it does where one ended early: else a file begins anew."""
+    try:
+        from huggingface_hub import set_client_factory
+        from huggingface_hub.utils._http import default_client_factory
+    except ImportError:  # another version
+        return
+
+    def make() -> Any:
+        client: Any = default_client_factory()
+        http: Any = sys.modules[type(client).__module__.partition(".")[0]]
+
+        class Stream(http.SyncByteStream):  # type: ignore[misc]
+            def __init__(self, stream: Any) -> None:
+                self._stream = stream
+
+            def __iter__(self) -> Iterator[bytes]:
+                try:
+                    yield from self._stream
+                except http.ReadError as error:
+                    raise http.RemoteProtocolError(str(error)) from error
+
+            def close(self) -> None:
+                self._stream.close()
+
+        def resume(response: Any) -> None:
+            response.stream = Stream(response.stream)
+
+        hooks = client.event_hooks
+        client.event_hooks = {**hooks, "response": [*hooks.get("response", ()), resume]}
+        return client
+
+    set_client_factory(make)
 
 
 def _prepare(place: Place) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
+import struct
 import threading
 import time
 from collections import Counter
@@ -77,6 +79,8 @@ class Hub:
     """Bytes per second of all connections together; None: no limit."""
     breaks: dict[str, int] = field(default_factory=dict)
     """File -> byte behind which its connection breaks, once."""
+    resets: bool = False
+    """Whether it breaks by a reset (RST), not by an end."""
     wrong: Counter[str] = field(default_factory=Counter)
     """File -> number of answers with a wrong byte."""
     gets: Counter[str] = field(default_factory=Counter)
@@ -205,6 +209,10 @@ class _Handler(BaseHTTPRequestHandler):
                 with hub.mutex:
                     hub.breaks.pop(name, None)
                 self.wfile.write(part[: max(0, break_at - begin)])
+                if hub.resets:
+                    time.sleep(0.5)  # what was sent is read before
+                    self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    self.connection.close()
                 self.close_connection = True
                 return
             hub.spend(len(part))

@@ -95,8 +95,9 @@ def test_an_instance_of_ec2_is_ready_once_it_has_started_and_fetched(
     assert found.estimate.offer.init_delay_s == pytest.approx(ready_s)
 
 
-def test_a_broken_connection_goes_on_from_where_it_was(hub: Hub, tmp_path: Path) -> None:
-    hub.breaks[WEIGHTS] = 15_000_000
+@pytest.mark.parametrize("resets", [False, True])
+def test_a_broken_connection_goes_on_from_where_it_was(hub: Hub, tmp_path: Path, resets: bool) -> None:
+    hub.breaks[WEIGHTS], hub.resets = 15_000_000, resets
     lines = list[str]()
     found = fetched(fetching("org/base"), tmp_path / "home", lines.append)
     assert hub.gets == {CONFIG: 1, WEIGHTS: 2}
