@@ -169,8 +169,7 @@ def fetch(order: Order) -> tuple[Fetched, dict[str, str]]:
     threading.Thread(target=process.wait, daemon=True, name="fetch").start()
     if "fault" in found:
         raise InputError(found["fault"])
-    fetched = Fetched(size=found["size"], seconds=found["seconds"], is_mirrored=found["is_mirrored"])
-    return fetched, {**OFFLINE, "HF_HOME": found["home"]}
+    return Fetched(**found["fetched"]), {**OFFLINE, "HF_HOME": found["home"]}
 
 
 def fetch_here(experiment: Experiment, home: Path, announce: Callable[[str], None]) -> None:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def _say(words: Mapping[str, Any]) -> None:
 def _fetch(order: Mapping[str, Any], fills: list[Callable[[], None]]) -> dict[str, Any]:
     from huggingface_hub import constants
 
-    size, seconds, is_mirrored = 0, 0.0, False
+    size, seconds, is_mirrored, trouble = 0, 0.0, False, ""
     for words in order["sources"]:
         place = Place(
             Path(constants.HF_HUB_CACHE), Source(words["kind"], words["name"], words["revision"]), words["commit"]
@@ -80,21 +81,21 @@ def _fetch(order: Mapping[str, Any], fills: list[Callable[[], None]]) -> dict[st
                 fetched = _fetch_one(place, order.get("from"), order.get("token"), fills)
             place.name()
         size, seconds = size + fetched.size, seconds + fetched.seconds
-        is_mirrored |= fetched.is_mirrored
-    return {"size": size, "seconds": seconds, "is_mirrored": is_mirrored, "home": constants.HF_HOME}
+        is_mirrored, trouble = is_mirrored or fetched.is_mirrored, trouble or fetched.trouble
+    fetched = Fetched(size=size, seconds=seconds, is_mirrored=is_mirrored, trouble=trouble)
+    return {"fetched": asdict(fetched), "home": constants.HF_HOME}
 
 
 def _fetch_one(place: Place, mirror: str | None, token: Any, fills: list[Callable[[], None]]) -> Fetched:
     """Fetch a commit and verify it. Raises FetchError and InputError."""
     from rubberband.cloud.fetch.mirror import Mirror
 
-    began_s = time.monotonic()
+    began_s, trouble = time.monotonic(), ""
     copy = None if mirror is None else Mirror.of(mirror, place)
     try:
         files = None if copy is None else copy.files()
     except CheckpointError as error:
-        print(f"the mirror is left out: {error}", file=sys.stderr)
-        copy = files = None
+        trouble, copy, files = str(error), None, None
     is_mirrored = files is not None
     if files is None:
         files = _asked(place, token)
@@ -108,11 +109,14 @@ def _fetch_one(place: Place, mirror: str | None, token: Any, fills: list[Callabl
         _until_right(place, files, lambda: copy.read(place, files))
     else:
         _until_right(place, files, lambda: _download(place, token))
-        if copy is not None:
-            fills.append(lambda: copy.fill(place, files))
+        try:
+            if copy is not None and copy.claim():
+                fills.append(lambda: copy.fill(place, files))
+        except CheckpointError as error:
+            trouble = str(error)
     if place.source.kind == "dataset":
         _prepare(place)
-    fetched = Fetched(size=need, seconds=time.monotonic() - began_s, is_mirrored=is_mirrored)
+    fetched = Fetched(size=need, seconds=time.monotonic() - began_s, is_mirrored=is_mirrored, trouble=trouble)
     place.note(files, fetched)
     return fetched
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from rubberband.cloud.fetch.cache import Fetched
 from rubberband.files import make_directories, write_atomically
 from rubberband.spec.resources import Resources
 
+_log = logging.getLogger(__name__)
 FILE = "fetches.json"
 ASSUMED = 100e6
 """Bytes per second, where nothing was measured."""
@@ -43,7 +45,9 @@ def seconds_of(size: int, measured: float | None) -> float:
 
 
 def record(home: Path, resources: Resources, fetched: Fetched) -> None:
-    """Keep the bandwidth of a fetch. One of two that end together may be lost."""
+    """Keep the bandwidth of a fetch, and log the trouble with its mirror. One of two that end together may be lost."""
+    if fetched.trouble:
+        _log.warning("the mirror of resources.fetch is not used: %s", fetched.trouble)
     if fetched.size < _LEAST_BYTES or fetched.seconds <= 0.0:
         return
     kept, place = _read(home), place_of(resources, is_mirrored=fetched.is_mirrored)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rubberband.cloud.fetch.hub import File
@@ -30,6 +30,8 @@ class Fetched:
     """Time that fetching and verifying them took."""
     is_mirrored: bool = False
     """Whether they came from the mirror."""
+    trouble: str = ""
+    """Reason why the mirror was not used; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +61,13 @@ class Place:
         with suppress(OSError, ValueError, KeyError, TypeError):
             note = json.loads(self._note.read_text())
             if all((self.snapshot / path).stat().st_size == size for path, size in note["files"].items()):
-                return Fetched(size=note["size"], seconds=note["seconds"], is_mirrored=note["is_mirrored"])
+                return Fetched(**note["fetched"])
         return None
 
     def note(self, files: Sequence[File], fetched: Fetched) -> None:
         """Record that all files are here and verified. Raises OSError."""
         sizes = {file.path: file.size for file in files}
-        words = {"files": sizes, "size": fetched.size, "seconds": fetched.seconds, "is_mirrored": fetched.is_mirrored}
+        words = {"files": sizes, "fetched": asdict(fetched)}
         write_atomically(self._note, json.dumps(words).encode(), durable=False)
 
     def missing(self, files: Sequence[File]) -> int:

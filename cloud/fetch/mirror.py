@@ -50,11 +50,15 @@ class Mirror:
         with ThreadPoolExecutor(_AT_ONCE) as readers:
             list(readers.map(copy, lacking))
 
-    def fill(self, place: Place, files: Sequence[File]) -> None:
-        """Upload the files, the list last, unless the mirror has them or another instance does so."""
+    def claim(self) -> bool:
+        """Return whether this instance is to fill the mirror: no other one has, or does so now."""
         if self.folder.has("rubberband.json") or self._is_claimed():
-            return
+            return False
         self.folder.put("claim", f"{time.time()}".encode())
+        return True
+
+    def fill(self, place: Place, files: Sequence[File]) -> None:
+        """Upload the files, the list last."""
         with ThreadPoolExecutor(_AT_ONCE) as writers:
             list(writers.map(lambda file: self.folder.put(f"files/{file.path}", place.snapshot / file.path), files))
         self.folder.put("rubberband.json", json.dumps([asdict(file) for file in files]).encode())

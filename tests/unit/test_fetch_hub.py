@@ -278,6 +278,17 @@ def test_the_first_instance_fills_the_mirror_and_later_ones_read_it(
     assert (other / "snapshots" / COMMIT / "x" / "empty").exists()
 
 
+def test_a_mirror_that_instances_may_not_use_is_left_out_with_a_line(
+    hub: Hub, tmp_path: Path, s3: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = experiment(fetch={"models": ["org/base"], "from": f"s3://{s3}/hub"}, **RENTED)
+    order = fetch.order_of(with_fetch(asked, tmp_path, is_required=True).resources)
+    found, _ = fetch.fetch(replace(order, words={**order.words, "from": "s3://nosuch/hub"}))
+    fetch.record(tmp_path, asked.resources, found)
+    assert not found.is_mirrored
+    assert "the mirror of resources.fetch is not used: s3://nosuch/hub/models--org--base" in caplog.text
+
+
 def _await_object(bucket: str, key: str) -> None:
     import boto3
     from botocore.exceptions import ClientError
