@@ -194,7 +194,10 @@ def _with_fetch(experiment: Experiment, offer: Offer, profile: Profile) -> Offer
     fetch_s, beside_s = experiment.fetch_s
     is_measured = profile.init_delay_s is not None and experiment.resources.init_delay is None
     begin_s = 0.0 if is_measured else max(0.0, offer.init_delay_s - beside_s)
-    return replace(offer, init_delay_s=max(offer.init_delay_s, begin_s + fetch_s)) if fetch_s else offer
+    longer_s = max(0.0, begin_s + fetch_s - offer.init_delay_s) if fetch_s else 0.0
+    if offer.spot is not None and experiment.resources.spot.restart_s is None:  # on another instance
+        offer = replace(offer, spot=replace(offer.spot, restart_s=offer.spot.restart_s + longer_s))
+    return replace(offer, init_delay_s=offer.init_delay_s + longer_s)
 
 
 def _candidate(experiment: Experiment, offer: Offer, profile: Profile, now: float, table: Table | None) -> Problem:

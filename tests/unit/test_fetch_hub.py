@@ -95,6 +95,15 @@ def test_an_instance_of_ec2_is_ready_once_it_has_started_and_fetched(
     assert found.estimate.offer.init_delay_s == pytest.approx(ready_s)
 
 
+def test_a_trial_on_spot_restarts_once_another_instance_has_fetched() -> None:
+    spot = experiment(**RENTED, market="spot", spot={"price_per_hour": 1}, init_delay="180s", provision_delay="10s")
+    found = [
+        planned(each, PROFILE, PricesAndQuotas(), PlanningOptions(now=time.time())).estimate.offer.spot
+        for each in (spot, spot.with_fetch(50.0, 20.0))
+    ]
+    assert found[1].restart_s == pytest.approx(found[0].restart_s + 30.0)
+
+
 @pytest.mark.parametrize("resets", [False, True])
 def test_a_broken_connection_goes_on_from_where_it_was(hub: Hub, tmp_path: Path, resets: bool) -> None:
     hub.breaks[WEIGHTS], hub.resets = 15_000_000, resets
