@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ pytest.importorskip("huggingface_hub", reason="pip install 'rubberband-tune[hf]'
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
 
 READING = """
+import json
 import os
 import time
 import rubberband
@@ -103,3 +105,23 @@ def test_a_fetch_that_fails_for_good_ends_the_run_with_one_line(command_line: Ec
     assert driver.returncode != 0
     assert "org/base was not fetched after 3 attempts: 1 file not as the hub's digests say" in output + errors
     assert not command_line.aws.fake.living
+
+
+def test_experiments_that_share_a_machine_of_a_pool_share_what_it_fetched(
+    command_line: Ec2CommandLine, hub: Hub
+) -> None:
+    pool = {"provider": "aws", "instance_type": "g4dn.xlarge", "instances": 1, "aws": {"install": "none"}}
+    pool |= {"checkpoints": f"s3://{BUCKET}/team", "max_usd_per_hour": 10}
+    (command_line.folder / "team.yaml").write_text(json.dumps(pool))
+    command_line("pool", "up", "team.yaml")
+    resources = {"pool": "team", "fetch": {"models": ["org/base"]}}
+    try:
+        for name in ("first", "second"):
+            changes = (f"name={name}", f"resources={json.dumps(resources)}", *SHORT[:3], "constraints={deadline: 20m}")
+            command_line("run", "digits.yaml", "--no-check", *words(*changes))
+            result = command_line.result(name)
+            assert result.outcome == "done"
+            assert "OfflineModeIsEnabled" in command_line("logs", name, "0")[0]
+    finally:
+        command_line("pool", "down", "team", "--yes")
+    assert hub.gets["model.safetensors"] == 1
