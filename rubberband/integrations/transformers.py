@@ -14,6 +14,7 @@ from typing import Any
 from rubberband.errors import InputError
 from rubberband.installation import install_hint
 from rubberband.integrations import trainer_files
+from rubberband.integrations.trainer_order import sample_order
 from rubberband.integrations.trainer_state import BesideState
 
 _OWN = "a trial keeps its latest checkpoint itself; leave it out"
@@ -75,6 +76,7 @@ def fit(trainer: Any, *, steps_per_iteration: int | None = None) -> None:
         _remark_repeated_samples(trainer)
         beside = BesideState(transformers, trainer)
         reporter = _reporter(transformers, trainer, Path(folder), steps_per_iteration, beside, resumed)
+        trainer.add_callback(sample_order(transformers, trainer, is_resumed=resumed is not None))
         trainer.add_callback(reporter)
         trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
     if trainer.state.global_step >= trainer.state.max_steps:  # no callback has stopped it

@@ -76,8 +76,7 @@ def test_a_trainer_of_trl_that_is_killed_and_resized_learns_what_one_process_lea
     killed_in_the_middle(instance, segment, store, wide, done)
     part(instance, segment, store, wide, 2, done)
     part(instance, segment, store, 1, 3, done)
-    logged = () if kind == "grpo" else ("loss",)  # GRPO logs the mean over other steps after a resume
-    names = [name for name in (*logged, "eval_loss", "num_tokens", "epoch") if name in whole[0].metrics]
+    names = [name for name in ("loss", "eval_loss", "num_tokens", "epoch") if name in whole[0].metrics]
     assert {"eval_loss", "epoch"} <= {*names}
     for straight, again in zip(whole, done, strict=True):
         known = {name: straight.metrics[name] for name in names}

@@ -441,6 +441,49 @@ def test_a_loss_of_a_subclass_is_not_tried_with_the_trainer_s(monkeypatch):
     assert not _ignores_items(transformers, made)
 
 
+class Drawn(torch.utils.data.Sampler):
+    """Draws the order of each epoch from a generator of its own, as the sampler of TRL's GRPOTrainer does."""
+
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(3)
+
+    def __iter__(self):
+        return iter(torch.randperm(32, generator=self.generator).tolist())
+
+    def __len__(self):
+        return 32
+
+
+class Ordered(transformers.Trainer):
+    def _get_train_sampler(self, *words):
+        return Drawn()
+
+
+def ordered(config):
+    if config["order"] == "own":
+        given = trainer(config)
+        made = Ordered(model_init=Tiny, args=given.args, train_dataset=samples(32), eval_dataset=samples(8))
+    else:
+        made = trainer(config, train_sampling_strategy="group_by_length")
+        made.train_dataset, made.eval_dataset = (
+            [{**row, "input_ids": [0] * (1 + number % 5)} for number, row in enumerate(samples(count))]
+            for count in (32, 8)
+        )
+        collate, kept = transformers.default_data_collator, ("inputs", "labels")
+        made.data_collator = lambda rows: collate([{name: row[name] for name in kept} for row in rows])
+    fit(made, steps_per_iteration=config["steps"])
+
+
+@pytest.mark.parametrize("order", ["own", "by length"])
+@pytest.mark.parametrize("steps", [None, 3])
+def test_the_order_of_samples_goes_on_after_a_resume_between_epochs_and_within_one(store, order, steps):
+    config = {"lr": 0.01, "order": order, "steps": steps}
+    whole = run(ordered, store, config=config, until_iterations=3)
+    first = run(ordered, store, config=config)
+    rest = run(ordered, store, config=config, from_iterations=2, until_iterations=3, checkpoint=first[-1].checkpoint)
+    assert losses(first) + losses(rest) == losses(whole)
+
+
 class Streamed(torch.utils.data.IterableDataset):
     """The samples of training, one after another."""
 

@@ -1,0 +1,67 @@
+"""The order of a Trainer's samples after a resume: a sampler with random numbers of its own goes on with them.
+
+The Trainer of Hugging Face keeps the order of its usual sampler. TRL's GRPOTrainer has one with a generator, which would
+begin with the order of the first epoch again; one that takes the numbers of torch, as for `group_by_length`, would
+divide the rest of an epoch otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_NAME = "_rubberband_order"
+"""Attribute of the Trainer with the random states, which `BesideState` saves and restores as those of a subclass."""
+
+
+def sample_order(transformers: Any, trainer: Any, *, is_resumed: bool) -> Any:
+    """Return a callback that keeps the order; it comes before the one that saves."""
+    import torch
+
+    made: list[Any] = []
+    make = trainer._get_train_sampler
+
+    def made_sampler(*words: Any, **named: Any) -> Any:
+        made.append(make(*words, **named))
+        return made[-1]
+
+    trainer._get_train_sampler = made_sampler
+
+    def generator() -> Any:
+        found = getattr(made[-1], "generator", None) if made else None
+        return found if isinstance(found, torch.Generator) else None
+
+    class SampleOrder(transformers.TrainerCallback):  # type: ignore[misc]
+        """Keeps random states at the begin of an epoch and at a save."""
+
+        def __init__(self) -> None:
+            self._is_due = is_resumed
+            """Whether the next epoch is the first one after a resume."""
+
+        def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            kept = getattr(trainer, _NAME, None)
+            if self._is_due and kept is not None:
+                is_within = state.epoch is not None and state.epoch % 1 > 0
+                if (own := generator()) is not None and (known := kept["begin" if is_within else "saved"]) is not None:
+                    own.set_state(_tensor(known))
+                if is_within and kept["workers"] == args.world_size:
+                    torch.set_rng_state(_tensor(kept["torch"]))
+            self._is_due = False
+            setattr(trainer, _NAME, {"begin": _now(), "torch": _bytes(torch.get_rng_state()), "saved": None})
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            kept = getattr(trainer, _NAME, None)
+            if kept is not None:
+                setattr(trainer, _NAME, {**kept, "saved": _now(), "workers": args.world_size})
+
+    def _now() -> bytes | None:
+        own = generator()
+        return None if own is None else _bytes(own.get_state())
+
+    def _bytes(state: Any) -> bytes:
+        content: bytes = state.numpy().tobytes()
+        return content
+
+    def _tensor(content: bytes) -> Any:
+        return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+    return SampleOrder()
