@@ -19,9 +19,10 @@ from rubberband.values.plan import Market, Plan, Stage, StagePrediction
 from rubberband.values.profile import Profile
 from rubberband.values.worth import RestWorth
 
-FailureKind = Literal["raised", "not_a_number", "no_metric", "hung", "died", "checkpoint", "gpu"]
+FailureKind = Literal["raised", "not_a_number", "no_metric", "hung", "died", "checkpoint", "gpu", "memory"]
 """Why an attempt failed: the trial's code raised; its metric is NaN or infinite, or missing; no report in time; its
-process ended; its checkpoint could not be written or read back; its GPU or the driver is at fault."""
+process ended; its checkpoint could not be written or read back; its GPU or the driver is at fault; the fewest samples
+at once do not fit into memory."""
 
 WITHOUT_CHECKPOINT = (
     "reported without a checkpoint. Pass checkpoint= to rubberband.report, or let a program save below ${checkpoint}: "

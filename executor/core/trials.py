@@ -25,7 +25,7 @@ SHORTEST_START_S = 300.0
 fetched, for the first time."""
 MOST_GPU_FAILURES = 4
 """Failures of GPUs under a trial that are no failures of its own; after that they count, as they follow the trial."""
-FINAL_FAILURES: frozenset[FailureKind] = frozenset({"not_a_number", "no_metric"})
+FINAL_FAILURES: frozenset[FailureKind] = frozenset({"not_a_number", "no_metric", "memory"})
 """Failures that another try would only repeat."""
 
 

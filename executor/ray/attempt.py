@@ -29,6 +29,7 @@ from rubberband.executor.logs.trial_log import TrialLog
 from rubberband.executor.ray import connection
 from rubberband.executor.ray.slot_worker import DeathCause, SegmentItem
 from rubberband.executor.ray.workers import Worker, Workers, last_line
+from rubberband.executor.training.check_findings import brief
 from rubberband.executor.training.segment import (
     Segment,
     SegmentArtifact,
@@ -369,6 +370,8 @@ class Attempt:
         )
 
     def _fail(self, kind: FailureKind, message: str, details: str) -> None:
+        if kind == "memory":
+            message += f" ({brief(self.segment.config)})"
         self._send(TrialFailed, kind=kind, message=message, details=details)
 
     def _send(self, event: Callable[..., Event], **fields: Any) -> None:

@@ -18,7 +18,7 @@ from linecache import getline
 from typing import TYPE_CHECKING, Any
 
 from rubberband.errors import CheckpointError, CheckpointLostError
-from rubberband.units import did_you_mean
+from rubberband.units import counted, did_you_mean
 from rubberband.values.environment import Environment
 
 if TYPE_CHECKING:
@@ -59,6 +59,12 @@ class UnclearMetric(TrialFailure):
 
 class LacksMemory(TrialFailure):
     """This machine has too little memory; another one may have enough."""
+
+    @classmethod
+    def with_least(cls, samples: int, larger: str = "an instance with more memory") -> LacksMemory:
+        """Return the failure of a trial whose fewest samples do not fit: another try would only repeat it."""
+        at_once = f"out of memory with {counted(samples, 'sample')} at once"
+        return cls("memory", f"{at_once}; use a smaller model, or {larger}")
 
 
 class RanOut(TrialFailure):

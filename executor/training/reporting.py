@@ -20,6 +20,8 @@ LINE, CHECKPOINT, CONFIG = "RUBBERBAND_LINE", "RUBBERBAND_CHECKPOINT", "RUBBERBA
 """Variables of a program: the socket of its reports, the folder of its checkpoint, its configuration as JSON."""
 ARTIFACTS = "RUBBERBAND_ARTIFACTS"
 """Variable of every trial: the folder whose files are kept with it, if it is that of rank 0."""
+MOST_AT_ONCE = "RUBBERBAND_MOST_AT_ONCE"
+"""Variable of a distributed function: how many samples fit into memory at once; empty: that is not known."""
 DRAFT = ".rubberband-draft-"
 """Beginning of the name of a file that is not whole yet."""
 GO_ON = b"g"
@@ -39,6 +41,10 @@ class Session(Protocol):
     @property
     def iteration(self) -> int:
         """The number of the iteration that the function reports next, from 1."""
+
+    @property
+    def most_at_once(self) -> int | None:
+        """How many samples fit into memory at once, as earlier attempts have found; None: that is not known."""
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any) -> None:
         """Hand over one iteration and wait until the next is requested."""

@@ -458,6 +458,10 @@ class FunctionRunner(Runner):
             if self._thread.is_alive():
                 print(f"rubberband: {self._name}() {RUNS_ON}", file=sys.stderr, flush=True)
 
+    @property
+    def most_at_once(self) -> int | None:
+        return self.segment.most_per_gpu
+
     def report(self, metrics: Mapping[str, Any], checkpoint: Any) -> None:
         """Hand over one iteration, and wait until the next is wanted. Called in the function's thread."""
         if self._over:

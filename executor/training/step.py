@@ -226,8 +226,7 @@ class TrainStep(Step):
             larger = "an instance with more memory"
             if self._trial.sharding:
                 larger = "larger gangs (resources.gpus_per_trial.min)"
-            least = f"no fewer than {counted(most, 'sample')} can be taken at once"
-            return LacksMemory("raised", f"{line}; {least}: use a smaller model, or {larger}")
+            return LacksMemory.with_least(most, larger)
         again = f"the trial begins again from its checkpoint, with at most {counted(smaller, 'sample')} at once"
         print(f"rubberband: a step ran out of memory; {again}", flush=True)
         return RanOut(line, smaller)

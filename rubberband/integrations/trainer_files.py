@@ -30,6 +30,20 @@ def in_trial() -> bool:
     return in_function() or reporting.LINE in os.environ
 
 
+def may_begin_again() -> bool:
+    """Whether the segment begins again where this says so by RanOut, as that of a program does not."""
+    return in_function() or reporting.MOST_AT_ONCE in os.environ
+
+
+def most_at_once() -> int | None:
+    """Return how many samples fit into memory at once, as the gang has found; None: that is not known."""
+    session = current_session.get(None)
+    if session is not None:
+        return session.most_at_once
+    most = os.environ.get(reporting.MOST_AT_ONCE)
+    return int(most) if most else None
+
+
 def resumed_in(folder: Path) -> Path | None:
     """Return a folder with the files of the trial's checkpoint, made for this process; None if it has none.
 

@@ -24,8 +24,9 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 class BesideState:
     """State of a Trainer beside its own files, of each worker of a gang."""
 
-    def __init__(self, transformers: Any, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, transformers: Any, trainer: Any, most: int | None) -> None:
+        """`most`: samples at once, for later segments; None: as many as the Trainer has in a batch."""
+        self._trainer, self._most = trainer, most
         self._callbacks = [
             callback
             for callback in trainer.callback_handler.callbacks
@@ -56,7 +57,7 @@ class BesideState:
             for callback in self._callbacks
         ]
         states = trainer_files.gathered(self._changes())
-        (folder / _FILE).write_bytes(pickle.dumps((frozen, counts, states)))
+        (folder / _FILE).write_bytes(pickle.dumps((frozen, counts, states, self._most)))
 
     def restore(self, model: Any, folder: Path, rank: int) -> None:
         """Restore it, after the callbacks' own `on_train_begin`.
@@ -64,18 +65,17 @@ class BesideState:
         In a gang of another size all workers have the numbers of the first one; tensors and random generators, which
         are those of one worker's data, begin anew.
         """
-        frozen, counts, *more = pickle.loads((folder / _FILE).read_bytes())
+        frozen, counts, states, _ = pickle.loads((folder / _FILE).read_bytes())
         for name, weights in model.named_parameters():
             if weights.requires_grad == (name in frozen):
                 weights.requires_grad = name not in frozen
         for callback, (kind, values) in zip(self._callbacks, counts, strict=False):  # the code may have changed
             if type(callback).__qualname__ == kind:
                 vars(callback).update(values)
-        states: list[dict[str, Any]] = more[0] if more else []  # none by earlier versions
         if len(states) == self._trainer.args.world_size:
             found = states[rank]
         else:
-            found = {name: value for name, value in (states[0] if states else {}).items() if _is_plain(value)}
+            found = {name: value for name, value in states[0].items() if _is_plain(value)}
         for name, state in found.items():
             self._changed.add(name)
             _restore(self._trainer, name, state, self._trainer.args.device)
@@ -101,6 +101,12 @@ class BesideState:
                 self._changed.add(name)
                 found[name] = state
         return found
+
+
+def most_remembered(folder: Path) -> int | None:
+    """Return with how many samples at once the segment before had the memory; None: with whole batches."""
+    most: int | None = pickle.loads((folder / _FILE).read_bytes())[3]
+    return most
 
 
 def _digest(state: Any) -> bytes:

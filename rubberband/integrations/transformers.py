@@ -7,7 +7,6 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from rubberband.errors import InputError
 from rubberband.installation import install_hint
 from rubberband.integrations import trainer_files
 from rubberband.integrations.trainer_order import sample_order
-from rubberband.integrations.trainer_state import BesideState
+from rubberband.integrations.trainer_parts import Division, ignores_items
+from rubberband.integrations.trainer_state import BesideState, most_remembered
 
 _OWN = "a trial keeps its latest checkpoint itself; leave it out"
 REFUSED = {
@@ -39,6 +39,10 @@ def fit(trainer: Any, *, steps_per_iteration: int | None = None) -> None:
     finite. A callback that stops the training before, such as EarlyStoppingCallback, ends the trial; its patience
     counts the evaluations of `eval_strategy` alone, and goes on after a resume. So do frozen parameters, the
     attributes of your own callbacks that are plain data, and those that a subclass of the Trainer changes in training.
+
+    Where a step or an evaluation runs out of memory, the trial begins again from its checkpoint with half as many
+    samples at once: the gradients of a batch's parts are added, so that the result is the same. Its later segments
+    begin so too.
 
     `result.load_best(train)` returns the best checkpoint; its `to_directory(folder)` writes what `from_pretrained`
     reads.
@@ -74,11 +78,19 @@ def fit(trainer: Any, *, steps_per_iteration: int | None = None) -> None:
         resumed = trainer_files.resumed_in(Path(folder) / "resumed")
         _require_mean_of_losses(transformers, trainer)
         _remark_repeated_samples(trainer)
-        beside = BesideState(transformers, trainer)
+        asked = [trainer_files.most_at_once(), None if resumed is None else most_remembered(resumed)]
+        most = min((each for each in asked if each is not None), default=None)
+        division = Division(transformers, trainer, most)
+        beside = BesideState(transformers, trainer, most)
         reporter = _reporter(transformers, trainer, Path(folder), steps_per_iteration, beside, resumed)
         trainer.add_callback(sample_order(transformers, trainer, is_resumed=resumed is not None))
         trainer.add_callback(reporter)
-        trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
+        try:
+            trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
+        except RuntimeError as error:
+            if not trainer_files.may_begin_again() or (failure := division.failure(error)) is None:
+                raise
+            raise failure from error
     if trainer.state.global_step >= trainer.state.max_steps:  # no callback has stopped it
         raise ValueError(
             f"the Trainer has ended after {trainer.state.epoch:g} epochs ({trainer.state.global_step} steps), and the "
@@ -136,31 +148,12 @@ def _require_mean_of_losses(transformers: Any, trainer: Any) -> None:
     args = trainer.args
     if args.world_size == 1 or not args.average_tokens_across_devices or not trainer.model_accepts_loss_kwargs:
         return
-    if trainer.compute_loss_func is None and _ignores_items(transformers, trainer):
+    if trainer.compute_loss_func is None and ignores_items(transformers, trainer):
         args.average_tokens_across_devices = False
         trainer_files.remark(
             f"{type(trainer.model).__name__} leaves out num_items_in_batch, so average_tokens_across_devices=True "
             f"would multiply its loss by {args.world_size} on {args.world_size} workers; it is set to False"
         )
-
-
-def _ignores_items(transformers: Any, trainer: Any) -> bool:
-    """Whether the Trainer's own loss of a sample is the same for any `num_items_in_batch`.
-
-    A subclass that has a loss of its own, as GRPOTrainer has, has batches that the Trainer's cannot take.
-    """
-    import torch
-
-    base, loader = transformers.Trainer, trainer.get_eval_dataloader()
-    trainer.model.eval()
-    with torch.random.fork_rng(), torch.no_grad(), suppress(Exception):
-        inputs = base._prepare_inputs(trainer, loader.collate_fn([loader.dataset[0]]))
-        first, second = (
-            base.compute_loss(trainer, trainer.model, dict(inputs), num_items_in_batch=torch.tensor(items)).item()
-            for items in (8, 16)
-        )
-        return bool(first == second)
-    return False
 
 
 def _remark_repeated_samples(trainer: Any) -> None:

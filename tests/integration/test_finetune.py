@@ -15,7 +15,7 @@ import pytest
 from rubberband.executor import ForkServer, SegmentReport, read_manifest
 from tests.builders import segments, trials
 from tests.builders.documents import ROOT, blocks
-from tests.builders.processes.segment_worker import gang_of, resized, run_gang
+from tests.builders.processes.segment_worker import gang_of, resized, run_again, run_gang
 
 pytest.importorskip("trl", reason="pip install 'rubberband-tune[finetune]'")
 pytest.importorskip("peft", reason="pip install 'rubberband-tune[finetune]'")
@@ -130,3 +130,23 @@ def test_a_base_of_half_a_gigabyte_is_in_no_checkpoint_and_a_resume_reads_it_onc
         *_, last = resized(alone, trials.entrypoint("big_base:train"), segment, store, [(1, 1), (1, 2)])
     assert last.checkpoint.total_bytes < 5e6
     assert last.metrics["base_opened"] == 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("kind", "wide"), [("sft", 2), ("dpo", 1)])
+def test_a_trainer_of_trl_that_runs_out_of_memory_learns_the_same_in_parts(
+    instance: Any, store: Any, kind: str, wide: int
+) -> None:
+    config = {"kind": kind, "adapter": "lora"}
+    segment = replace(segments.SEGMENT, metric="eval_loss", max_iterations=3, config=config, until_iterations=2)
+    with gang_of(wide, **instance) as gang:
+        whole, none = run_again(gang, TRAIN, segment, store)
+        short = {"room": {"training": 6, "evaluation": 2}}  # rows; a pair of DPO's has two
+        parts, failures = run_again(gang, TRAIN, replace(segment, config={**config, **short}), store)
+    assert not none
+    assert not failures
+    names = ("loss", "eval_loss", "num_tokens", "epoch", "grad_norm")
+    for one, other in zip(whole, parts, strict=True):
+        known = {name: one.metrics[name] for name in names if name in one.metrics}
+        assert {name: other.metrics[name] for name in known} == pytest.approx(known, rel=1e-6)

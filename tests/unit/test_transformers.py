@@ -16,7 +16,8 @@ import torch
 from rubberband.executor import SegmentFailure, SegmentReport, read_manifest
 from rubberband.executor.training import reporting
 from rubberband.integrations import trainer_files
-from rubberband.integrations.transformers import REFUSED, _ignores_items, _remark_repeated_samples, fit
+from rubberband.integrations.trainer_parts import ignores_items
+from rubberband.integrations.transformers import REFUSED, _remark_repeated_samples, fit
 from tests.builders import segments
 from tests.builders.tables import cases, table
 
@@ -436,9 +437,9 @@ def test_objects_in_a_list_stay_objects_after_a_resume(store):
 def test_a_loss_of_a_subclass_is_not_tried_with_the_trainer_s(monkeypatch):
     """GRPO's batches are lists of prompts, which the Trainer's loss cannot take."""
     made = trainer({"lr": 0.01})
-    assert _ignores_items(transformers, made), "Tiny takes no num_items_in_batch"
+    assert ignores_items(transformers, made), "Tiny takes no num_items_in_batch"
     made.data_collator = lambda rows: rows
-    assert not _ignores_items(transformers, made)
+    assert not ignores_items(transformers, made)
 
 
 class Drawn(torch.utils.data.Sampler):

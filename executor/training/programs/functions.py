@@ -71,6 +71,7 @@ def main() -> None:
     place = Path(os.environ[reporting.LINE]).parent
     entrypoint, segment, names = pickle.loads((place / _ORDER).read_bytes())
     try:
+        os.environ[reporting.MOST_AT_ONCE] = str(segment.most_per_gpu or "")
         function = entrypoint.load()
         reporting.begin()
         reseed("train", segment.seed, 0, 0)  # as in FunctionRunner, and the same on each worker
@@ -81,7 +82,8 @@ def main() -> None:
         environment = Environment(secrets={name: os.environ[name] for name in names if os.environ.get(name)})
         failure = describe(error, in_gang=segment.num_workers > 1, environment=environment)
         (place / _FAILURE).write_bytes(pickle.dumps(failure))
-        print(failure.details, file=sys.stderr, flush=True)
+        if failure.most_per_gpu is None:  # else the trial begins again, and has said so
+            print(failure.details, file=sys.stderr, flush=True)
         sys.stdout.flush()
         os._exit(1)  # a framework's threads do not matter any more
     finally:

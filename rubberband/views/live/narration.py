@@ -426,6 +426,10 @@ class Narrator:
         for trial in [state.trials[index] for index in sorted(set(self._fresh("failed", state.failed)))]:
             if trial.failure is not None:
                 kind, message = trial.failure
+                if kind == "memory":
+                    where = f"trial {trial.trial} on {self._job.offer.instance_type}"
+                    said.append(f"{where} skipped: {printable(message)}")
+                    continue
                 then = f"retrying ({trial.failures} of {self._job.max_failures})"
                 if trial.status is TrialStatus.FAILED:
                     then = "given up" if trial.failures == 1 else f"given up after {trial.failures} failures"

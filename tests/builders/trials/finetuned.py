@@ -32,6 +32,16 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return made
 
 
+def limit(model: Any, room: Mapping[str, int]) -> None:
+    """Let a model pretend to run out of memory above some rows at once, in training and in evaluation."""
+
+    def take(module: Any, args: Any, words: dict[str, Any]) -> None:
+        if len(words["input_ids"]) > room["training" if module.training else "evaluation"]:
+            raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
+
+    model.register_forward_pre_hook(take, with_kwargs=True)
+
+
 def base_model(kind: str) -> Any:
     torch.manual_seed(0)
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -111,8 +121,11 @@ def make(config: Mapping[str, Any]) -> Any:
     made: dict[str, Any] = {"reward_funcs": longest} if kind == "grpo" else {}
     if kind in ("dpo", "kto") and config.get("adapter") == "all":
         made["ref_model"] = base_model(kind)
+    model = base_model(kind)
+    if "room" in config:
+        limit(model, config["room"])
     return TRAINERS[kind](
-        model=base_model(kind),
+        model=model,
         args=CONFIGS[kind](**words),
         train_dataset=train_set,
         eval_dataset=rows(kind, 500, 16),
