@@ -235,7 +235,9 @@ def note_failure(state: State, trial: TrialState, kind: FailureKind, message: st
     final = kind in FINAL_FAILURES or trial.failures > state.job.max_failures
     state.put(trial, TrialStatus.FAILED if final else TrialStatus.QUEUED)
     if final:
-        _record(state.lane_of_trial(trial), trial)
+        lane = state.lane_of_trial(trial)
+        lane.has_ended = lane.has_ended or kind in FINAL_FAILURES  # others may be tried again by a resume
+        _record(lane, trial)
 
 
 def go_back(state: State, trial: TrialState, at: float, reason: str) -> None:

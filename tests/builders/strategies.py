@@ -127,7 +127,7 @@ def carried_out(draw):
 
 
 failures: st.SearchStrategy[FailureKind] = st.sampled_from(
-    ["raised", "hung", "died", "not_a_number", "checkpoint", "gpu"]
+    ["raised", "hung", "died", "not_a_number", "checkpoint", "gpu", "memory"]
 )
 
 
