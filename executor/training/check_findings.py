@@ -34,6 +34,8 @@ class CheckOrder:
     """Parameters that are true or false, which the program may read as other words."""
     device_id: str = ""
     """The GPU in CUDA_VISIBLE_DEVICES; empty: the CPU."""
+    only_memory: bool = False
+    """Whether only an iteration is trained, for the memory that it takes."""
     is_timed: bool = False
     """Whether a few more iterations are trained to know how long one takes."""
 
@@ -74,6 +76,12 @@ class TrialCheck:
     """TorchTrial, Trial, function or program."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     checkpoint_bytes: int | None = None
+    begun_bytes: int = 0
+    """Resident memory of the trial's process before its set-up; 0 if its memory is that on a GPU."""
+    peak_bytes: int | None = None
+    """The most memory in its first iteration, on its GPU or resident; None: not measured, as of a program."""
+    takes_parts: bool = False
+    """Whether it goes on with fewer samples at once where it runs out of memory."""
     checkpoint_every: int | None = None
     """Iterations between the checkpoints of its class; None: a function chooses them."""
     seconds: dict[str, float] = field(default_factory=dict)

@@ -28,12 +28,13 @@ from typing import IO, Any
 from rubberband.cloud.ray_head.worker_start import DIRECTORY_TAG, is_ready
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
-from rubberband.executor.training import restarts
+from rubberband.executor.training import peak, restarts
 from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault, difference
 from rubberband.executor.training.check_workers import compile_nothing
 from rubberband.executor.training.distributed import GANGS, is_distributed
 from rubberband.executor.training.entrypoint import NotHereError, has_sets
 from rubberband.executor.training.failures import (
+    FailedInProcess,
     GangBroken,
     LacksMemory,
     RanOut,
@@ -198,12 +199,21 @@ class StepwiseCheck:
         is_whole_loop = self._found.kind == "program" or is_distributed(target)
         self._may_be_divided = is_whole_loop or getattr(target, "sharding", None) is not None
         if is_whole_loop:
-            part("program check")(order, self._found, self._step, self._answer, self._until).run()
+            self._check_program(order)
+            return
+        if order.only_memory:
+            self._train(segment)
             return
         with self._comparison() as compare:
             self._train(segment)
             if not self._found.problems:
                 compare()
+
+    def _check_program(self, order: CheckOrder) -> None:
+        try:
+            part("program check")(order, self._found, self._step, self._answer, self._until).run()
+        except RanOut as error:
+            self._check_program(replace(order, segment=replace(order.segment, most_per_gpu=error.most_per_gpu)))
 
     @contextmanager
     def _comparison(self) -> Iterator[Callable[[], None]]:
@@ -245,11 +255,17 @@ class StepwiseCheck:
         resources: list[Any] = []
         unbroken: Mapping[str, float] = {}
         try:
+            memory = peak.begin()
+            memory.takes_parts = self._found.kind == "TorchTrial"
             with self._step("set-up"):
                 runner = self._made(segment, resources)
             if self._found.kind != "function":
                 self._found.checkpoint_every = runner.checkpoint_every
             metrics = self._iterate(runner, segment)
+            if not self._found.problems:
+                self._found.begun_bytes, self._found.peak_bytes, self._found.takes_parts = memory.read()
+            if self._order.only_memory:
+                return
             with self._step("save"):
                 payload = _written(runner.dump(1, metrics, is_last=True))
                 saved = runner.saved_iterations(1)
@@ -366,6 +382,8 @@ class StepwiseCheck:
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as raised:
             error: BaseException = raised
+            if isinstance(raised, FailedInProcess) and raised.failure.most_per_gpu is not None:
+                raise RanOut(raised.failure.message, raised.failure.most_per_gpu) from None
             if self._servers is not None and isinstance(raised, GangBroken):
                 error = self._servers.failure() or raised
             problem = _problem(name, error, self._order)

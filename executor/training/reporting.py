@@ -11,7 +11,7 @@ import shutil
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -174,6 +174,8 @@ def _session(caller: str) -> Session | None:
 
 _left_out: list[str] = []
 """Artifacts that this process, of another rank than 0, gave in vain."""
+read_memory: Callable[[], Any] | None = None
+"""Returns the memory of this process, which goes with its reports; None: it is not measured."""
 has_reported = False
 """Whether this process has handed an iteration over."""
 
@@ -195,6 +197,8 @@ def report_to_worker(metrics: Mapping[str, Any], checkpoint: Any, *, ended: bool
     folder = None if checkpoint is None else os.path.abspath(checkpoint)
     connection = _connection()
     content = {"metrics": dict(metrics), "checkpoint": folder, "ended": ended, "is_new": is_new}
+    if read_memory is not None:
+        content["memory"] = read_memory()
     connection.sendall(json.dumps(content, default=_plain).encode() + b"\n")
     if connection.recv(1) != GO_ON:
         raise SystemExit("rubberband: the segment of this trial is over")

@@ -107,6 +107,8 @@ def _lines(report: CheckReport) -> Iterator[str]:
         restored = f", restored in {seconds['restore']:.2f} s" if _succeeded(report, "restore") else ""
         went_on = ", and continued by another iteration" if _succeeded(report, "continue") else ""
         yield f"checkpoint     {size}{restored}{went_on}"
+    for line in report.memory:
+        yield f"memory         {line}"
     if trial.to_try:
         yield f"values         {trial.tried} of {trial.to_try} tried: each parameter alone, and extreme values together"
     if trial.restart:

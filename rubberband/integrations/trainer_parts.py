@@ -12,6 +12,7 @@ from contextlib import nullcontext, suppress
 from itertools import accumulate, pairwise
 from typing import Any
 
+from rubberband.executor.training import peak
 from rubberband.executor.training.failures import LacksMemory, RanOut, TrialFailure, is_out_of_memory, one_line
 from rubberband.integrations import trainer_files
 from rubberband.units import counted
@@ -48,8 +49,9 @@ class Division:
     """Lets a Trainer take at most `most` samples at once; None: as many as it has in a batch."""
 
     def __init__(self, transformers: Any, trainer: Any, most: int | None) -> None:
-        """Raises TrialFailure for a Trainer whose batches cannot be divided."""
         self._transformers, self._trainer, self._most = transformers, trainer, most
+        if peak.current is not None:
+            peak.current.takes_parts = not self._undivided(is_training=True)
         self._factor = 1.0
         """The weight of a part's loss, where the Trainer takes a mean."""
         self._items: Any = None

@@ -67,7 +67,7 @@ def _by_memory(
     Raises InputError where that is not known, GangTooLargeError if none do.
     """
     resources, memory, name = experiment.resources, experiment.memory, offer.instance_type
-    gpu_bytes = _gpu_bytes(experiment, offer, table)
+    gpu_bytes = memory_of_gpu(experiment, offer, table)
     if gpu_bytes == 0.0:
         none = "this machine has no GPU" if resources.kind.is_this_machine else f"{name} has no GPU"
         return 1, "a trial needs 1", none
@@ -97,7 +97,7 @@ def _gib(size_bytes: float) -> str:
     return f"{size_bytes / 2**30:.3g} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.3g} MiB"
 
 
-def _gpu_bytes(experiment: Experiment, offer: Offer, table: Table | None) -> float | None:
+def memory_of_gpu(experiment: Experiment, offer: Offer, table: Table | None) -> float | None:
     """Return the memory of a GPU of an offer; 0 for instances without one, None if it is not known."""
     resources = experiment.resources
     if offer.place == "slot":

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
-from rubberband.cloud.catalogue import Table
+from rubberband.cloud.catalogue import Table, types_of
 from rubberband.cloud.local.gpus import gpus_to_share, one_taken
 from rubberband.cloud.offers import offers
 from rubberband.errors import Cancelled, EntrypointError, InputError
@@ -33,6 +33,7 @@ from rubberband.planning.clusters import on_cluster
 from rubberband.planning.feasible import Profiles
 from rubberband.planning.fetching import fetched
 from rubberband.planning.least_gang import GangTooLargeError, with_least_gang
+from rubberband.running.memory_fit import Measuring, memory_fit
 from rubberband.running.pace import Pace
 from rubberband.running.profile_cache import Announce
 from rubberband.running.sending import unsent_of
@@ -71,6 +72,8 @@ class CheckReport:
     trial: TrialCheck = field(default_factory=TrialCheck)
     problems: tuple[TrialFault, ...] = ()
     remarks: tuple[str, ...] = ()
+    memory: tuple[str, ...] = ()
+    """Whether the configurations fit into memory: a line for each instance type of which that is known."""
 
     @property
     def ok(self) -> bool:
@@ -105,6 +108,8 @@ class CheckReport:
             "metrics": dict(self.trial.metrics),
             "line": self.trial.line or None,
             "checkpoint_bytes": self.trial.checkpoint_bytes,
+            "peak_bytes": self.trial.peak_bytes,
+            "memory": list(self.memory),
             "resumes": self.trial.resumes,
             "restart": self.trial.restart or None,
             "seconds": self.trial.seconds,
@@ -185,7 +190,7 @@ def check_first(
     """
     passed = _passed(experiment, entrypoint, home, max_gpus)
     if passed is not None and passed.exists():
-        return _remembered(passed)
+        return _remembered(passed, announce)
     known = [] if profiles is None else [profiles] if isinstance(profiles, Profile) else profiles.values()
     if known and min(profile.iteration_s(profile.smallest_gpus) for profile in known) > CHEAP_S:
         load()
@@ -227,14 +232,17 @@ def check_first(
         with suppress(OSError):  # a full disk
             make_directories(passed.parent)
             words = {"entrypoint": str(entrypoint), "at": round(time.time()), "pace": pace and asdict(pace)}
+            words["warnings"] = [remark for remark in report.remarks if remark.startswith("memory: ")]
             write_atomically(passed, json.dumps(words).encode(), durable=False)
     return pace
 
 
-def _remembered(passed: Path) -> Pace | None:
+def _remembered(passed: Path, announce: Announce) -> Pace | None:
     with suppress(OSError, ValueError, TypeError, KeyError):  # of an earlier version
-        words = json.loads(passed.read_bytes())["pace"]
-        return words and Pace(**words)
+        words = json.loads(passed.read_bytes())
+        for warning in words["warnings"]:
+            announce(warning)
+        return words["pace"] and Pace(**words["pace"])
     return None
 
 
@@ -269,6 +277,7 @@ def _passed(experiment: Experiment, entrypoint: Entrypoint, home: Path, max_gpus
     words = experiment.to_words()
     parts = [words["search"].get(key) for key in ("space", "metric", "also")]
     parts.append(_gangs(experiment, max_gpus) if max_gpus > 1 else None)
+    parts += [] if experiment.resources.kind.is_this_machine else [types_of(experiment.resources)]  # memory differs
     parts += [] if experiment.brackets()[0][0].exchange is None else [words["search"]["scheduler"]]
     if experiment.resources.env:
         parts.append(experiment.resources.env)
@@ -329,7 +338,16 @@ def _checked(
             if not found.problems or any(problem.is_final for problem in found.problems) or time.monotonic() > until:
                 break
             failed.append(f"trial {number} ({brief(configuration)}) fails: {found.problems[0].line}")
-    return report
+        if report.problems or cancelled() or not found.is_finished:
+            return report
+        measure = Measuring(order, found, until, cancelled, fork_server)
+        fit = memory_fit(experiment, configuration, found, measure)
+    return replace(
+        report,
+        memory=tuple(fit.lines),
+        remarks=(*report.remarks, *([f"memory: {fit.warning}"] if fit.warning else [])),
+        problems=(TrialFault(line=fit.fault),) if fit.fault else (),
+    )
 
 
 def _forks(experiment: Experiment, configuration: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:

@@ -86,6 +86,8 @@ class ProgramCheck:
             with tempfile.TemporaryDirectory(prefix="rubberband-") as place:
                 store = open_store(place)
                 seen, checkpoint, saved = self._started(segment, store)
+                if self._order.only_memory:
+                    return
                 self._after_first = own_files.files_in(folder)
                 later = replace(segment, from_iterations=saved, until_iterations=saved + 1, checkpoint=checkpoint)
                 again = self._restarted(later, store, seen) if checkpoint is not None else seen[0]
@@ -133,6 +135,10 @@ class ProgramCheck:
             with self._step("iteration"):
                 seen = [self._iterated(runner)]
             self._found.metrics, self._found.line, seconds = dict(seen[0]), runner.line, self._found.seconds
+            if runner.memory is not None:
+                self._found.begun_bytes, self._found.peak_bytes, self._found.takes_parts = runner.memory
+            if self._order.only_memory:
+                return seen, None, 0
             self._first = Trained(seen[:], runner.printed(), runner.counting.first.numbers)
             goes_on = seconds["iteration"] <= self._most_s
             while goes_on and runner.saved_iterations(len(seen)) == 0 and len(seen) < _UNTIL_SAVED:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.executor.checkpoints.scratch import Scratch
-from rubberband.executor.training import reporting
+from rubberband.executor.training import peak, reporting
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import FailedInProcess, describe, refused
 from rubberband.executor.training.programs.gang import ProgramGang
@@ -73,6 +73,7 @@ def main() -> None:
     try:
         os.environ[reporting.MOST_AT_ONCE] = str(segment.most_per_gpu or "")
         function = entrypoint.load()
+        reporting.read_memory = peak.begin().read
         reporting.begin()
         reseed("train", segment.seed, 0, 0)  # as in FunctionRunner, and the same on each worker
         returned = function(dict(segment.config))

@@ -132,6 +132,8 @@ class CommandRunner(Runner):
         """Duration of an iteration before, as far as it is known."""
         self._has_news = False
         """Whether they are newer than the checkpoint that was saved last."""
+        self.memory: tuple[int, int, bool] | None = None
+        """As `Peak.read` of its process returned, where that is measured."""
         self._signature: Signature = ()
         self._changed_at = math.inf
         self._is_late = False
@@ -241,6 +243,7 @@ class CommandRunner(Runner):
             self._has_new_files()  # they are not those of the next one
             yield
         self.ended, metrics, given = found["ended"], found["metrics"], found["checkpoint"]
+        self.memory = found.get("memory")
         if given is not None or (self._has_new_files() and not self._saved_late(began)):
             self._take(self._iteration, metrics, self._checkpoint if given is None else Path(self._folder, given))
         return metrics  # type: ignore[no-any-return]

@@ -1,0 +1,156 @@
+"""Whether configurations fit into memory: what is measured for it, and what is said for each instance type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband.executor.training.check_findings import TrialCheck
+from rubberband.planning.memory_model import OutOfTime
+from rubberband.running import memory_fit as module
+from rubberband.running.check import check_experiment
+from rubberband.running.memory_fit import MemoryFit, Room, memory_fit, rooms
+from rubberband.spec.experiment import Experiment
+
+GB = 1e9
+SPACE = {
+    "lr": {"type": "loguniform", "lower": 1e-5, "upper": 1e-3},
+    "r": {"type": "choice", "values": [8, 64, 256]},
+    "batch": {"type": "choice", "values": [4, 16]},
+}
+
+
+def experiment(**resources: Any) -> Experiment:
+    return Experiment.model_validate(
+        {
+            "version": 1,
+            "name": "lora",
+            "entrypoint": "mine:train",
+            "search": {
+                "space": SPACE,
+                "scheduler": {"type": "sha", "num_samples": 12, "grace_period": 1, "max_t": 4},
+                "metric": "loss",
+                "mode": "min",
+            },
+            "resources": {"provider": "aws", "instance_type": "g5.xlarge", **resources},
+        }
+    )
+
+
+class Trial:
+    """Memory of a trial: a base, and activations that follow from batch and rank. It counts what is measured."""
+
+    def __init__(self, base: float, per_batch: float, *, until: int = 99) -> None:
+        self.base, self.per_batch, self.until, self.measured = base, per_batch, until, 0
+
+    def __call__(self, config: Mapping[str, Any]) -> float:
+        self.measured += 1
+        if self.measured > self.until:
+            raise OutOfTime
+        return self.memory(config)
+
+    def memory(self, config: Mapping[str, Any]) -> float:
+        return (self.base + self.per_batch * config["batch"] * (1.0 + config["r"] / 512)) * GB
+
+    def fit(self, given: Experiment, *, begun: float = 0.0, **found: Any) -> MemoryFit:
+        first = {"lr": 1e-4, "r": 8, "batch": 4}
+        seen = TrialCheck(peak_bytes=int(self.memory(first)), begun_bytes=int(begun * GB), **found)
+        return memory_fit(given, first, seen, self)
+
+
+def test_where_there_is_plenty_nothing_more_is_measured() -> None:
+    trial = Trial(2.0, 0.1)
+    found = trial.fit(experiment())
+    assert found == MemoryFit(["2.41 GB of 23.2 GB on g5.xlarge; no other one was measured"])
+    assert trial.measured == 0
+
+
+def test_where_the_largest_values_fit_one_measurement_tells_it() -> None:
+    trial = Trial(10.0, 0.5)
+    found = trial.fit(experiment())
+    assert found.lines == ["22 GB of 23.2 GB on g5.xlarge with the largest values: lr=0.000995405 r=256 batch=16"]
+    assert trial.measured == 1
+    assert not found.warning
+
+
+def test_configurations_that_do_not_fit_are_named_by_what_counts() -> None:
+    trial = Trial(10.0, 0.7)
+    found = trial.fit(experiment(), takes_parts=True)
+    assert found.lines == [
+        "21.4 GB of 23.2 GB on g5.xlarge; 2 of 12 configurations do not fit: r=256 batch=16 takes 26.8 GB"
+    ]
+    assert found.warning == (
+        "2 of 12 configurations do not fit on g5.xlarge: r=256 batch=16 takes 26.8 GB, and a worker has 23.2 GB; they "
+        "will take fewer samples at once, and train longer"
+    )
+    assert trial.measured <= 5
+
+
+def test_a_type_with_more_memory_ends_the_warning_but_not_the_line() -> None:
+    given = experiment(instance_type=None, instance_types=["g5.xlarge", "p4d.24xlarge"])
+    found = Trial(10.0, 0.7).fit(given)
+    assert len(found.lines) == 2
+    assert "do not fit" in found.lines[0]
+    assert found.lines[1].endswith("on p4d.24xlarge")
+    assert (found.warning, found.fault) == ("", "")
+
+
+@pytest.mark.parametrize(("takes_parts", "begun"), [(False, 0.0), (True, 0.0), (False, 5.0)])
+def test_where_none_fits_a_trial_that_cannot_take_less_is_refused(takes_parts: bool, begun: float) -> None:
+    found = Trial(30.0, 1.0).fit(experiment(), takes_parts=takes_parts, begun=begun)
+    is_sure = not takes_parts and not begun
+    said = found.fault if is_sure else found.warning
+    assert said.startswith("memory: 12 of 12" if is_sure else "12 of 12")
+    assert bool(found.fault) != bool(found.warning)
+    assert is_sure == ("use a smaller model or batch, or a type with more memory" in found.fault)
+    assert all(line.startswith("about ") == (begun > 0) for line in found.lines)
+
+
+def test_what_cannot_be_measured_in_the_time_is_said() -> None:
+    found = Trial(12.0, 0.7, until=0).fit(experiment())
+    assert found.lines == [
+        "14.8 GB of 23.2 GB on g5.xlarge; larger ones could not be measured here in the time (`rubberband check "
+        "--limit` allows more)"
+    ]
+
+
+def test_memory_of_workers_is_that_of_their_type() -> None:
+    assert [place.name for place in rooms(experiment())] == ["g5.xlarge"]
+    (cpus,) = rooms(experiment(instance_type="c6i.4xlarge", slots=4))
+    assert cpus == Room("c6i.4xlarge", 0.9 * 32 * 2**30 / 4, is_gpu=False)
+    assert Trial(2.0, 0.1).fit(experiment(instance_type="c6i.4xlarge")) == MemoryFit(), "of a GPU alone it is not known"
+
+
+TRAIN = """
+import rubberband, torch
+
+class Wide(rubberband.TorchTrial):
+    batch_size, num_workers = 4, 0
+    def build_model(self, config): return torch.nn.Linear(config["width"] * 1000, 1000)
+    def build_optimizer(self, config, model): return torch.optim.Adam(model.parameters())
+    def train_dataset(self, config):
+        return torch.utils.data.TensorDataset(torch.zeros(8, config["width"] * 1000), torch.zeros(8, 1000))
+    def loss(self, model, batch): return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+"""
+
+
+def test_the_check_measures_a_wide_model_by_its_largest_width(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wide.py").write_text(TRAIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = experiment().to_words()
+    words |= {"entrypoint": "wide:Wide", "resources": {"provider": "local", "instance_type": "local"}}
+    words["search"]["space"] = {"width": {"type": "choice", "values": [1, 20]}}
+    words["search"]["metric"] = "train_loss"
+    given = Experiment.model_validate(words)
+    monkeypatch.setattr(module, "rooms", lambda *_: [Room("small.type", 0.6e9, is_gpu=False)])
+    report = check_experiment(given, home=tmp_path, search_path=[tmp_path])
+    assert report.ok, report.problems
+    (line,) = report.memory
+    assert "of 600 MB on small.type" in line
+    assert "do not fit: width=20 takes " in line
+    (warning,) = [remark for remark in report.remarks if remark.startswith("memory: ")]
+    assert warning.endswith("and a worker has 600 MB; they will take fewer samples at once, and train longer")
+    assert report.to_json()["memory"] == [line]
