@@ -54,6 +54,7 @@ from rubberband.executor.training.run import close_all, make_runner
 from rubberband.executor.training.runner import FunctionRunner, Runner
 from rubberband.executor.training.segment import Segment
 from rubberband.features import part
+from rubberband.units import counted
 from rubberband.values.environment import HASH_SEED
 
 _CONTINUED_S = 5.0
@@ -64,6 +65,7 @@ than half of the time that is left."""
 _TIMED, _TIMED_S = 3, 0.6
 """Further iterations that are timed, and the seconds after which none begins."""
 _LOOK_S = 0.2
+_RAN_OUT = "memory: a step ran out of it on this machine"
 _ADDRESS = "RUBBERBAND_CHECK_ORDER"
 """Variable: where the process that has the order listens."""
 _FIXES = {
@@ -213,7 +215,7 @@ class StepwiseCheck:
         try:
             part("program check")(order, self._found, self._step, self._answer, self._until).run()
         except RanOut as error:
-            self._check_program(replace(order, segment=replace(order.segment, most_per_gpu=error.most_per_gpu)))
+            self._check_program(replace(order, segment=self._smaller(order.segment, error)))
 
     @contextmanager
     def _comparison(self) -> Iterator[Callable[[], None]]:
@@ -249,7 +251,14 @@ class StepwiseCheck:
         try:
             self._train_once(segment)
         except RanOut as error:
-            self._train(replace(segment, most_per_gpu=error.most_per_gpu))
+            self._train(self._smaller(segment, error))
+
+    def _smaller(self, segment: Segment, error: RanOut) -> Segment:
+        """Return a segment that begins again after it ran out of memory, with a remark on it."""
+        at_once = counted(most := error.most_per_gpu, "sample")
+        self._found.remarks = [each for each in self._found.remarks if not each.startswith(_RAN_OUT)]
+        self._found.remarks.append(f"{_RAN_OUT}; it was trained with at most {at_once} at once, which takes longer")
+        return replace(segment, most_per_gpu=most)
 
     def _train_once(self, segment: Segment) -> None:
         resources: list[Any] = []
@@ -262,7 +271,7 @@ class StepwiseCheck:
             if self._found.kind != "function":
                 self._found.checkpoint_every = runner.checkpoint_every
             metrics = self._iterate(runner, segment)
-            if not self._found.problems:
+            if not self._found.problems and segment.most_per_gpu is None:
                 self._found.begun_bytes, self._found.peak_bytes, self._found.takes_parts = memory.read()
             if self._order.only_memory:
                 return

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from rubberband.executor import Entrypoint, SegmentFailure
+from rubberband.executor.training.check_findings import CheckOrder
 from rubberband.integrations.transformers import fit
 from tests.builders import segments
+from tests.builders.checks import check_here
 from tests.builders.processes.segment_worker import run_again
 
 transformers = pytest.importorskip("transformers", reason="pip install 'rubberband-tune[transformers]'")
@@ -191,6 +193,24 @@ def test_a_sample_that_does_not_fit_ends_the_trial_in_one_line(store):
     assert (failure.kind, failure.message) == (
         "memory",
         "out of memory with 1 sample at once; use a smaller model, or an instance with more memory",
+    )
+
+
+def test_a_check_finds_that_a_trainer_takes_parts_and_says_where_it_had_to(store):
+    def checked(**config: Any) -> Any:
+        segment = replace(SEGMENT, config={"model": "Counted", **config}, until_iterations=1)
+        return check_here(CheckOrder(entrypoint=Entrypoint.from_object(train), segment=segment, max_gpus=1))
+
+    found = checked()
+    assert found.takes_parts
+    assert 0 < found.begun_bytes < found.peak_bytes
+    short = checked(room=4)
+    assert not short.problems
+    assert short.peak_bytes is None, "in parts it takes less"
+    (remark,) = [each for each in short.remarks if each.startswith("memory: ")]
+    assert remark == (
+        "memory: a step ran out of it on this machine; it was trained with at most 4 samples at once, which takes "
+        "longer"
     )
 
 

@@ -135,7 +135,7 @@ class ProgramCheck:
             with self._step("iteration"):
                 seen = [self._iterated(runner)]
             self._found.metrics, self._found.line, seconds = dict(seen[0]), runner.line, self._found.seconds
-            if runner.memory is not None:
+            if runner.memory is not None and segment.most_per_gpu is None:
                 self._found.begun_bytes, self._found.peak_bytes, self._found.takes_parts = runner.memory
             if self._order.only_memory:
                 return seen, None, 0
