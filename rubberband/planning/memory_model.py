@@ -1,4 +1,4 @@
-"""The memory of configurations by a few that were measured: linear in each parameter, with the product of each two."""
+"""The memory of configurations by a few that were measured: linear in each, with products."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from math import prod
 from typing import Any
 
 from rubberband.spec.samplers import extreme_values, leaves
@@ -14,6 +15,8 @@ _LEAST = 0.02
 """Share of the memory that a parameter must change to count."""
 _OFF = 0.1
 """Share by which a measured configuration may take more than the model says, at most."""
+_MOST_PAIRS = 3
+"""Pairs of parameters that are measured together: all of three parameters."""
 _MOST_OPTIONS = 3
 """Other options of a parameter that are measured."""
 _FAR = 2.0 / 3.0
@@ -45,27 +48,37 @@ class MemoryModel:
     """Number that counts -> the value at which it was measured, and the bytes more there."""
     options: Sequence[tuple[str, Any, float]] = ()
     """Parameter, its option, and the bytes more with it."""
+    pairs: Sequence[tuple[str, str, float]] = ()
+    """Two numbers that count, and the bytes of both together beyond their sum: where they multiply each other most."""
     joint_bytes: float = 0.0
-    """Bytes of all slopes together beyond their sum."""
+    """Bytes of all slopes together beyond these."""
     factor: float = 1.0
 
     def predict(self, config: Configuration) -> float:
         """Return the peak of a configuration in bytes."""
-        parts = {
-            name: more * (float(config.get(name, self.first.config[name])) - self.first.config[name]) / self._span(name)
-            for name, (_, more) in self.slopes.items()
+        first = self.first.config
+        away = {  # 0 for the first configuration, 1 for the measured one
+            name: float(config.get(name, first[name]) - first[name]) / float(far - first[name])
+            for name, (far, _) in self.slopes.items()
         }
-        found: float = self.first.peak_bytes + sum(parts.values())
-        whole = sum(abs(one[1] * other[1]) for one, other in combinations(self.slopes.values(), 2))
-        if whole > 0.0:
-            signs = {name: 1.0 if more > 0.0 else -1.0 for name, (_, more) in self.slopes.items()}
-            pairs = combinations([parts[name] * signs[name] for name in parts], 2)
-            found += self.joint_bytes * sum(one * other for one, other in pairs) / whole
+        found: float = self.first.peak_bytes
+        found += sum(more * away[name] for name, (_, more) in self.slopes.items())
+        found += sum(more * away[one] * away[other] for one, other, more in self.pairs)
+        found += self.joint_bytes * self._joint(away)
         found += sum(more for name, option, more in self.options if config.get(name) == option)
         return max(self.floor_bytes, self.factor * found)
 
-    def _span(self, name: str) -> float:
-        return float(self.slopes[name][0] - self.first.config[name])
+    def _joint(self, away: Mapping[str, float]) -> float:
+        """Return the share of `joint_bytes`: the product of all, or products of the pairs that were not measured."""
+        known = {frozenset(pair[:2]) for pair in self.pairs}
+        weights = {
+            (one, other): abs(self.slopes[one][1] * self.slopes[other][1])
+            for one, other in combinations(self.slopes, 2)
+            if {one, other} not in known
+        }
+        if not weights:
+            return prod(away.values())
+        return sum(weight * away[one] * away[other] for (one, other), weight in weights.items()) / sum(weights.values())
 
     def holding(self, points: Iterable[MemoryPoint]) -> MemoryModel:
         """Return the model raised so that it predicts no measured configuration by more than a tenth too low."""
@@ -116,10 +129,14 @@ class Exploring:
         for name in far:
             if name not in unlikely:
                 found |= self._counting([name], far)
-        joint = 0.0
-        if len(found) > 1:
+        chosen = sorted(combinations(found, 2), key=lambda pair: -abs(found[pair[0]] * found[pair[1]]))[:_MOST_PAIRS]
+        pairs, joint = [], 0.0
+        for one, other in chosen:
+            both = self._at({one: far[one], other: far[other]}, like=found).peak_bytes - self._first.peak_bytes
+            pairs.append((one, other, both - found[one] - found[other]))
+        if len(found) > 2:
             point = self._at({name: far[name] for name in found}, like=found)
-            joint = point.peak_bytes - self._first.peak_bytes - sum(found.values())
+            joint = point.peak_bytes - self._first.peak_bytes - sum(found.values()) - sum(pair[2] for pair in pairs)
         options = [
             (name, option, self._at({name: option}).peak_bytes - self._first.peak_bytes)
             for name, others in self._options.items()
@@ -130,6 +147,7 @@ class Exploring:
             floor_bytes=self._floor_bytes,
             slopes={name: (far[name], more) for name, more in found.items()},
             options=options,
+            pairs=pairs,
             joint_bytes=joint,
         ).holding(self.points)
 

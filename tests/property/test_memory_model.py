@@ -57,6 +57,20 @@ def test_memory_with_a_product_of_two_parameters_is_found_from_few_measurements(
     assert {"lr", "dropout", "warmup_ratio", "length"}.isdisjoint(model.slopes)
 
 
+@given(st.floats(1e8, 1e9), BYTES, st.floats(1e3, 1e5), st.floats(1.0, 1e3), CONFIGS, CONFIGS)
+def test_memory_with_products_of_three_parameters_is_found_exactly_where_all_count(
+    fixed: float, per_rank: float, per_token: float, product: float, first: dict[str, Any], other: dict[str, Any]
+) -> None:
+    def memory(config: Mapping[str, Any]) -> float:
+        tokens = config["batch"] * config["length"]
+        return fixed + per_rank * config["r"] + (per_token + product * config["r"]) * tokens
+
+    model, points = fitted(memory, first)
+    assert len(points) <= 12
+    if len(model.slopes) == 3 and model.factor == 1.0:
+        assert model.predict(other) == pytest.approx(memory(other), rel=1e-6)
+
+
 @given(st.lists(st.floats(0.2, 2.5), min_size=4, max_size=4), CONFIGS, st.sampled_from([0.0, 3e8]))
 def test_no_measured_configuration_takes_a_tenth_more_than_the_model_says(
     powers: list[float], first: dict[str, Any], fixed: float

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from rubberband.executor import Entrypoint, SegmentFailure
+from rubberband.executor import Entrypoint, SegmentFailure, run_segment
 from rubberband.executor.training.check_findings import CheckOrder
 from rubberband.integrations.transformers import fit
-from tests.builders import segments
+from tests.builders import segments, trials
 from tests.builders.checks import check_here
 from tests.builders.processes.segment_worker import run_again
 
@@ -194,6 +194,23 @@ def test_a_sample_that_does_not_fit_ends_the_trial_in_one_line(store):
         "memory",
         "out of memory with 1 sample at once; use a smaller model, or an instance with more memory",
     )
+
+
+def test_a_trainer_begins_again_as_a_torch_trial_does(store, capfd):
+    growing = trials.entrypoint("memory_trials:Growing")
+    told = []
+    for entrypoint, config in (
+        (growing, {"memory": 200, "samples": 32}),
+        (Entrypoint.from_object(train), {"model": "Tiny", "room": 7}),
+    ):
+        metric = "train_loss" if entrypoint is growing else "eval_loss"
+        segment = replace(SEGMENT, metric=metric, config=config)
+        failure = list(run_segment(entrypoint, segment, store))[-1]
+        done, out = capfd.readouterr()
+        (line,) = [each for each in (done + out).splitlines() if "ran out of memory" in each]
+        told.append((failure.kind, failure.message, failure.secondary, line[line.index("the trial") :].partition(" at most ")[0]))
+        assert failure.most_per_gpu in (4, 8), "half of what it took"
+    assert told[0] == told[1]
 
 
 def test_a_check_finds_that_a_trainer_takes_parts_and_says_where_it_had_to(store):
