@@ -91,7 +91,7 @@ class OutOfTime(Exception):
 
 
 class Exploring:
-    """Measures the fewest configurations that tell which parameters change the memory, and by how much."""
+    """Measures the fewest configurations that show which parameters change the memory, and by how much."""
 
     def __init__(
         self,

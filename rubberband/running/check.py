@@ -338,7 +338,7 @@ def _checked(
             if not found.problems or any(problem.is_final for problem in found.problems) or time.monotonic() > until:
                 break
             failed.append(f"trial {number} ({brief(configuration)}) fails: {found.problems[0].line}")
-        if report.problems or cancelled() or not found.is_finished:
+        if found.problems or cancelled() or not found.is_finished:
             return report
         measure = Measuring(order, found, until, cancelled, fork_server)
         fit = memory_fit(experiment, configuration, found, measure)
@@ -346,7 +346,7 @@ def _checked(
         report,
         memory=tuple(fit.lines),
         remarks=(*report.remarks, *([f"memory: {fit.warning}"] if fit.warning else [])),
-        problems=(TrialFault(line=fit.fault),) if fit.fault else (),
+        problems=(*report.problems, *([TrialFault(line=fit.fault)] if fit.fault else [])),
     )
 
 

@@ -68,7 +68,7 @@ def test_where_there_is_plenty_nothing_more_is_measured() -> None:
     assert trial.measured == 0
 
 
-def test_where_the_largest_values_fit_one_measurement_tells_it() -> None:
+def test_where_the_largest_values_fit_one_measurement_suffices() -> None:
     trial = Trial(10.0, 0.5)
     found = trial.fit(experiment())
     assert found.lines == ["22 GB of 23.2 GB on g5.xlarge with the largest values: lr=0.000995405 r=256 batch=16"]
@@ -109,7 +109,7 @@ def test_where_none_fits_a_trial_that_cannot_take_less_is_refused(takes_parts: b
     assert all(line.startswith("about ") == (begun > 0) for line in found.lines)
 
 
-def test_what_cannot_be_measured_in_the_time_is_said() -> None:
+def test_a_line_says_that_the_time_does_not_suffice_for_others() -> None:
     found = Trial(12.0, 0.7, until=0).fit(experiment())
     assert found.lines == [
         "14.8 GB of 23.2 GB on g5.xlarge; larger ones could not be measured here in the time (`rubberband check "

@@ -133,7 +133,7 @@ class CommandRunner(Runner):
         self._has_news = False
         """Whether they are newer than the checkpoint that was saved last."""
         self.memory: tuple[int, int, bool] | None = None
-        """As `Peak.read` of its process returned, where that is measured."""
+        """The memory of its process, as `Peak.read` returns it; None: it is not measured."""
         self._signature: Signature = ()
         self._changed_at = math.inf
         self._is_late = False
