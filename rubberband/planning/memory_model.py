@@ -11,16 +11,14 @@ from typing import Any
 
 from rubberband.spec.samplers import extreme_values, leaves
 
-_LEAST = 0.02
-"""Share of the memory that a parameter must change to count."""
+LEAST, LEAST_RESIDENT = 0.02, 0.05
+"""Share of the memory that a parameter must change to count. Resident memory differs by some percent between runs."""
 _OFF = 0.1
 """Share by which a measured configuration may take more than the model says, at most."""
 _MOST_PAIRS = 3
 """Pairs of parameters that are measured together: all of three parameters."""
 _MOST_OPTIONS = 3
 """Other options of a parameter that are measured."""
-_FAR = 2.0 / 3.0
-"""A parameter below this part of its range is measured at its upper end, and else at its lower end."""
 _WITHOUT = re.compile(
     r"(^|_)(lr|alpha|beta|betas|eps|gamma|seed)\d?($|_)|rate|decay|momentum|dropout|warm|temperature|clip|smooth|schedul"
 )
@@ -41,11 +39,12 @@ class MemoryPoint:
 class MemoryModel:
     """Predicts the peak of a configuration. It is exact where one parameter, or all that count, were changed."""
 
-    first: MemoryPoint
+    low: MemoryPoint
+    """All numbers at their least values."""
     floor_bytes: float = 0.0
     """The least of any configuration: the memory before it is built."""
     slopes: Mapping[str, tuple[float, float]]
-    """Number that counts -> the value at which it was measured, and the bytes more there."""
+    """Number that counts -> its largest value, and the bytes more with it."""
     options: Sequence[tuple[str, Any, float]] = ()
     """Parameter, its option, and the bytes more with it."""
     pairs: Sequence[tuple[str, str, float]] = ()
@@ -56,12 +55,12 @@ class MemoryModel:
 
     def predict(self, config: Configuration) -> float:
         """Return the peak of a configuration in bytes."""
-        first = self.first.config
-        away = {  # 0 for the first configuration, 1 for the measured one
-            name: float(config.get(name, first[name]) - first[name]) / float(far - first[name])
-            for name, (far, _) in self.slopes.items()
+        low = self.low.config
+        away = {  # 0 for the least value, 1 for the largest
+            name: float(config.get(name, low[name]) - low[name]) / float(high - low[name])
+            for name, (high, _) in self.slopes.items()
         }
-        found: float = self.first.peak_bytes
+        found: float = self.low.peak_bytes
         found += sum(more * away[name] for name, (_, more) in self.slopes.items())
         found += sum(more * away[one] * away[other] for one, other, more in self.pairs)
         found += self.joint_bytes * self._joint(away)
@@ -100,8 +99,10 @@ class Exploring:
         measure: Callable[[Configuration], float],
         *,
         floor_bytes: float = 0.0,
+        least: float = LEAST,
     ) -> None:
-        """`measure` returns the peak of a configuration in bytes, or raises OutOfTime."""
+        """`measure` returns the peak of a configuration in bytes, or raises OutOfTime; `least`: see `LEAST`."""
+        self._least = least
         self._first, self._measure, self._floor_bytes = first, measure, floor_bytes
         self.points = [first]
         self._ranges = dict[str, tuple[float, float]]()
@@ -123,53 +124,52 @@ class Exploring:
 
     def model(self) -> MemoryModel:
         """Return the model, once `largest` is measured. Raises OutOfTime."""
-        far = {name: self._far(name) for name in self._ranges}
-        unlikely = [name for name in far if _WITHOUT.search(name.lower())]
-        found = self._counting(unlikely, far)
-        for name in far:
+        high = {name: self._value(name, values[1]) for name, values in self._ranges.items()}
+        low = self._low = self._at({name: self._value(name, values[0]) for name, values in self._ranges.items()})
+        unlikely = [name for name in high if _WITHOUT.search(name.lower())]
+        found = self._counting(unlikely, high)
+        for name in high:
             if name not in unlikely:
-                found |= self._counting([name], far)
+                found |= self._counting([name], high)
         chosen = sorted(combinations(found, 2), key=lambda pair: -abs(found[pair[0]] * found[pair[1]]))[:_MOST_PAIRS]
         pairs, joint = [], 0.0
         for one, other in chosen:
-            both = self._at({one: far[one], other: far[other]}, like=found).peak_bytes - self._first.peak_bytes
-            pairs.append((one, other, both - found[one] - found[other]))
+            more = self._more({one: high[one], other: high[other]}, found)
+            pairs.append((one, other, more - found[one] - found[other]))
         if len(found) > 2:
-            point = self._at({name: far[name] for name in found}, like=found)
-            joint = point.peak_bytes - self._first.peak_bytes - sum(found.values()) - sum(pair[2] for pair in pairs)
+            all_of_them = self._more({name: high[name] for name in found}, found)
+            joint = all_of_them - sum(found.values()) - sum(pair[2] for pair in pairs)
         options = [
-            (name, option, self._at({name: option}).peak_bytes - self._first.peak_bytes)
+            (name, option, self._at({**high, name: option}).peak_bytes - self._at(high).peak_bytes)
             for name, others in self._options.items()
             for option in others
         ]
         return MemoryModel(
-            first=self._first,
+            low=low,
             floor_bytes=self._floor_bytes,
-            slopes={name: (far[name], more) for name, more in found.items()},
+            slopes={name: (high[name], more) for name, more in found.items()},
             options=options,
             pairs=pairs,
             joint_bytes=joint,
         ).holding(self.points)
 
-    def _far(self, name: str) -> float:
-        low, high = self._ranges[name]
-        is_high = float(self._first.config[name]) > low + _FAR * (high - low)
-        return self._value(name, low if is_high else high)
+    def _more(self, changes: Mapping[str, Any], like: Iterable[str] | None = None) -> float:
+        return self._at({**self._low.config, **changes}, like).peak_bytes - self._low.peak_bytes
 
     def _value(self, name: str, value: float) -> float:
         return int(value) if isinstance(self._first.config[name], int) else value
 
-    def _counting(self, names: Sequence[str], far: Mapping[str, float]) -> dict[str, float]:
+    def _counting(self, names: Sequence[str], high: Mapping[str, float]) -> dict[str, float]:
         """Return those of the parameters that count, and the bytes more with each; halves of a group that counts."""
         if not names:
             return {}
-        more = self._at({name: far[name] for name in names}).peak_bytes - self._first.peak_bytes
-        if abs(more) <= _LEAST * self._first.peak_bytes:
+        more = self._more({name: high[name] for name in names})
+        if abs(more) <= self._least * self._low.peak_bytes:
             return {}
         if len(names) == 1:
             return {names[0]: more}
         half = len(names) // 2
-        return self._counting(names[:half], far) | self._counting(names[half:], far)
+        return self._counting(names[:half], high) | self._counting(names[half:], high)
 
     def _at(self, changes: Mapping[str, Any], like: Iterable[str] | None = None) -> MemoryPoint:
         """Return a measured configuration; one that is the same in the parameters `like` need not be measured."""

@@ -15,7 +15,15 @@ from rubberband.errors import InputError
 from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, brief
 from rubberband.executor.training.checking import check
 from rubberband.planning.least_gang import memory_of_gpu
-from rubberband.planning.memory_model import Configuration, Exploring, MemoryModel, MemoryPoint, OutOfTime
+from rubberband.planning.memory_model import (
+    LEAST,
+    LEAST_RESIDENT,
+    Configuration,
+    Exploring,
+    MemoryModel,
+    MemoryPoint,
+    OutOfTime,
+)
 from rubberband.spec.experiment import Experiment
 from rubberband.units import counted, format_bytes
 from rubberband.values.memory import FILLED
@@ -96,7 +104,9 @@ class _Fit:
         if self._share(tightest, first.peak_bytes) < _PLENTY:
             is_said = tightest.name != "this machine"
             return MemoryFit([f"{self._of(tightest, first.peak_bytes)}; no other one was measured"] if is_said else [])
-        exploring = Exploring(first, self._experiment.search.space, measure, floor_bytes=float(self._found.begun_bytes))
+        space, is_resident = self._experiment.search.space, self._found.begun_bytes > 0
+        least, floor_bytes = LEAST_RESIDENT if is_resident else LEAST, float(self._found.begun_bytes)
+        exploring = Exploring(first, space, measure, floor_bytes=floor_bytes, least=least)
         try:
             largest = exploring.largest()
             if self._share(tightest, largest.peak_bytes) <= 1.0:

@@ -21,7 +21,7 @@ import rubberband
 from rubberband.executor.training.check_findings import CheckOrder, brief
 from rubberband.executor.training.checking import check
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.planning.memory_model import Exploring, MemoryPoint
+from rubberband.planning.memory_model import LEAST_RESIDENT, Exploring, MemoryPoint
 from rubberband.spec.space import choice, loguniform
 from tests.builders.segments import SEGMENT
 from tests.builders.small_llama import make_model
@@ -89,7 +89,7 @@ def main() -> None:
         os.environ[FOLDER] = folder
         make_model(Path(folder))
         first = {"lr": 1e-4, "dropout": 0.05, "r": 32, "batch": 4, "length": 128}
-        exploring = Exploring(MemoryPoint(first, measured(first)), SPACE, measured)
+        exploring = Exploring(MemoryPoint(first, measured(first)), SPACE, measured, least=LEAST_RESIDENT)
         exploring.largest()
         model = exploring.model()
         print(f"{len(exploring.points)} configurations measured; parameters that count: {', '.join(model.slopes)}")

@@ -52,7 +52,7 @@ def test_memory_with_a_product_of_two_parameters_is_found_from_few_measurements(
         return fixed + per_rank * config["r"] + (per_sample + product * config["r"]) * config["batch"]
 
     model, points = fitted(memory, first)
-    assert len(points) <= 8, "the first, all, the unlikely ones, each of three, two together, an option"
+    assert len(points) <= 9, "the first, the largest, the least, the unlikely ones, each of three, two, an option"
     assert model.predict(other) == pytest.approx(memory(other), rel=0.1)
     assert {"lr", "dropout", "warmup_ratio", "length"}.isdisjoint(model.slopes)
 
@@ -66,7 +66,7 @@ def test_memory_with_products_of_three_parameters_is_found_exactly_where_all_cou
         return fixed + per_rank * config["r"] + (per_token + product * config["r"]) * tokens
 
     model, points = fitted(memory, first)
-    assert len(points) <= 12
+    assert len(points) <= 13
     if len(model.slopes) == 3 and model.factor == 1.0:
         assert model.predict(other) == pytest.approx(memory(other), rel=1e-6)
 

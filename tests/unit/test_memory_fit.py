@@ -86,7 +86,7 @@ def test_configurations_that_do_not_fit_are_named_by_what_counts() -> None:
         "2 of 12 configurations do not fit on g5.xlarge: r=256 batch=16 takes 26.8 GB, and a worker has 23.2 GB; they "
         "will take fewer samples at once, and train longer"
     )
-    assert trial.measured <= 6
+    assert trial.measured <= 7
 
 
 def test_a_type_with_more_memory_ends_the_warning_but_not_the_line() -> None:

@@ -208,7 +208,14 @@ def test_a_trainer_begins_again_as_a_torch_trial_does(store, capfd):
         failure = list(run_segment(entrypoint, segment, store))[-1]
         done, out = capfd.readouterr()
         (line,) = [each for each in (done + out).splitlines() if "ran out of memory" in each]
-        told.append((failure.kind, failure.message, failure.secondary, line[line.index("the trial") :].partition(" at most ")[0]))
+        told.append(
+            (
+                failure.kind,
+                failure.message,
+                failure.secondary,
+                line[line.index("the trial") :].partition(" at most ")[0],
+            )
+        )
         assert failure.most_per_gpu in (4, 8), "half of what it took"
     assert told[0] == told[1]
 
