@@ -62,8 +62,9 @@ class Division:
         self._adds_up = is_given and not ignores_items(transformers, trainer)
         for name in ("floating_point_ops", "_track_num_input_tokens"):
             self._wrap(name, lambda original, inputs: sum(original(part) or 0 for part in _parts(inputs)))
-        for name in ("get_train_dataloader", "get_eval_dataloader"):
-            self._wrap(name, self._load)
+        for name, is_training in (("get_train_dataloader", True), ("get_eval_dataloader", False)):
+            if not self._undivided(is_training=is_training):
+                self._wrap(name, self._load)
         self._wrap("_get_num_items_in_batch", self._count)
         self._wrap("compute_loss", self._compute_loss)
         self._wrap("training_step", self._train)
