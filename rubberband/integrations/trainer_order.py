@@ -1,13 +1,16 @@
 """The order of a Trainer's samples after a resume: a sampler with random numbers of its own goes on with them.
 
-The Trainer of Hugging Face keeps the order of its usual sampler. TRL's GRPOTrainer has one with a generator, which would
-begin with the order of the first epoch again; one that takes the numbers of torch, as for `group_by_length`, would
-divide the rest of an epoch otherwise.
+The Trainer of Hugging Face keeps the order of its usual sampler. TRL's GRPOTrainer has one with a generator, which
+would begin with the order of the first epoch again; one that takes the numbers of torch, as for `group_by_length`,
+would divide the rest of an epoch otherwise.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from rubberband.integrations import trainer_files
 
 _NAME = "_rubberband_order"
 """Attribute of the Trainer with the random states, which `BesideState` saves and restores as those of a subclass."""
@@ -65,3 +68,34 @@ def sample_order(transformers: Any, trainer: Any, *, is_resumed: bool) -> Any:
         return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
     return SampleOrder()
+
+
+def remark_repeated_samples(trainer: Any) -> None:
+    """Say where the last batch of an epoch, or of an evaluation, is not the same on a gang of another size.
+
+    The Trainer gives each worker as many samples, some of them a second time. Samplers of a subclass, such as GRPO's,
+    divide evenly.
+    """
+    from torch.utils.data import RandomSampler, SequentialSampler
+
+    args, repeated = trainer.args, []
+    if args.world_size == 1 or args.dataloader_drop_last or is_streamed(trainer.train_dataset):
+        return
+    if isinstance(trainer._get_train_sampler(), RandomSampler | SequentialSampler):
+        repeated.append(("an epoch", trainer.train_dataset, args.per_device_train_batch_size))
+    if hasattr(trainer.eval_dataset, "__len__") and not isinstance(trainer.eval_dataset, Mapping):
+        repeated.append(("an evaluation", trainer.eval_dataset, args.per_device_eval_batch_size))
+    for name, dataset, per_worker in repeated:
+        batch = per_worker * args.world_size
+        if last := len(dataset) % batch:
+            trainer_files.remark(
+                f"the last batch of {name} has {last} of {batch} samples, and the Trainer repeats some on "
+                f"{args.world_size} workers; a multiple of {batch} samples gives the same on any number of workers"
+            )
+
+
+def is_streamed(dataset: Any) -> bool:
+    """Whether a dataset is read from its begin alone."""
+    import torch.utils.data as data
+
+    return isinstance(dataset, data.IterableDataset) or not hasattr(dataset, "__len__")

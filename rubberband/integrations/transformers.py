@@ -6,14 +6,13 @@ import dataclasses
 import os
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rubberband.errors import InputError
 from rubberband.installation import install_hint
 from rubberband.integrations import trainer_files
-from rubberband.integrations.trainer_order import sample_order
+from rubberband.integrations.trainer_order import is_streamed, remark_repeated_samples, sample_order
 from rubberband.integrations.trainer_parts import Division, ignores_items
 from rubberband.integrations.trainer_state import BesideState, most_remembered
 
@@ -77,7 +76,7 @@ def fit(trainer: Any, *, steps_per_iteration: int | None = None) -> None:
         _leave_out_best_model(trainer.args)
         resumed = trainer_files.resumed_in(Path(folder) / "resumed")
         _require_mean_of_losses(transformers, trainer)
-        _remark_repeated_samples(trainer)
+        remark_repeated_samples(trainer)
         asked = [trainer_files.most_at_once(), None if resumed is None else most_remembered(resumed)]
         most = min((each for each in asked if each is not None), default=None)
         division = Division(transformers, trainer, most)
@@ -156,36 +155,6 @@ def _require_mean_of_losses(transformers: Any, trainer: Any) -> None:
         )
 
 
-def _remark_repeated_samples(trainer: Any) -> None:
-    """Say where the last batch of an epoch, or of an evaluation, is not the same on a gang of another size.
-
-    The Trainer gives each worker as many samples, some of them a second time. Samplers of a subclass, such as GRPO's,
-    divide evenly.
-    """
-    from torch.utils.data import RandomSampler, SequentialSampler
-
-    args, repeated = trainer.args, []
-    if args.world_size == 1 or args.dataloader_drop_last or _is_streamed(trainer.train_dataset):
-        return
-    if isinstance(trainer._get_train_sampler(), RandomSampler | SequentialSampler):
-        repeated.append(("an epoch", trainer.train_dataset, args.per_device_train_batch_size))
-    if hasattr(trainer.eval_dataset, "__len__") and not isinstance(trainer.eval_dataset, Mapping):
-        repeated.append(("an evaluation", trainer.eval_dataset, args.per_device_eval_batch_size))
-    for name, dataset, per_worker in repeated:
-        batch = per_worker * args.world_size
-        if last := len(dataset) % batch:
-            trainer_files.remark(
-                f"the last batch of {name} has {last} of {batch} samples, and the Trainer repeats some on "
-                f"{args.world_size} workers; a multiple of {batch} samples gives the same on any number of workers"
-            )
-
-
-def _is_streamed(dataset: Any) -> bool:
-    import torch.utils.data as data
-
-    return isinstance(dataset, data.IterableDataset) or not hasattr(dataset, "__len__")
-
-
 def _reporter(
     transformers: Any, trainer: Any, folder: Path, steps: int | None, beside: BesideState, resumed: Path | None
 ) -> Any:
@@ -207,7 +176,7 @@ def _reporter(
             beside.restore(model, resumed, args.process_index)
             if not _state_file(resumed, args.process_index, args.world_size).exists():  # the gang had another size
                 transformers.set_seed((args.seed + state.global_step) % 2**32)
-            if _is_streamed(trainer.train_dataset) and not args.ignore_data_skip:
+            if is_streamed(trainer.train_dataset) and not args.ignore_data_skip:
                 self._skips_since = time.monotonic()
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -16,8 +16,9 @@ import torch
 from rubberband.executor import SegmentFailure, SegmentReport, read_manifest
 from rubberband.executor.training import reporting
 from rubberband.integrations import trainer_files
+from rubberband.integrations.trainer_order import remark_repeated_samples
 from rubberband.integrations.trainer_parts import ignores_items
-from rubberband.integrations.transformers import REFUSED, _remark_repeated_samples, fit
+from rubberband.integrations.transformers import REFUSED, fit
 from tests.builders import segments
 from tests.builders.tables import cases, table
 
@@ -520,6 +521,6 @@ def test_a_streamed_dataset_is_read_again_to_resume_and_its_seconds_are_said(sto
 def test_samples_that_are_repeated_on_a_gang_are_said(monkeypatch, capfd, workers, batch, words, line):
     made = trainer({"lr": 0.01}, per_device_train_batch_size=batch, **{"per_device_eval_batch_size": 4, **words})
     monkeypatch.setattr(type(made.args), "world_size", workers)
-    _remark_repeated_samples(made)
+    remark_repeated_samples(made)
     assert line in (said := capfd.readouterr().err)
     assert said.count("rubberband:") == bool(line)
