@@ -42,6 +42,7 @@ def _card(result: Result, trial: TrialResult) -> str:
     charged = "" if result.is_charged else " (nothing was charged)"
     rows = "\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in trial.configuration.items())
     better = "lower" if result.mode == "min" else "higher"
+    fetched = "".join(f"* **From the hub**: {name}, commit `{commit}`.\n" for name, commit in result.fetched.items())
     return f"""# {result.name}, trial {trial.trial}
 
 The best of {counted(len(result.trials), "trial")} of a hyperparameter search by RubberBand.
@@ -49,7 +50,7 @@ The best of {counted(len(result.trials), "trial")} of a hyperparameter search by
 * **Result**: {measured} after {counted(trial.iterations, "iteration")} ({better} is better).
 * **Search**: {duration(result.actual_jct_s)} and {cost}{charged}; planned {duration(result.planned_jct_s)}.
 * **Seed**: {trial.seed}.
-
+{fetched}
 | parameter | value |
 |---|---|
 {rows}

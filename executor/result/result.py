@@ -207,6 +207,8 @@ class Result:
     """Planned cost of the head node where stages run side by side; else they have it, and this is 0."""
     rehearsal: bool = False
     """Whether nothing was trained: time and cost are simulated, the metric is invented, and no trial is the best."""
+    fetched: Mapping[str, str] = field(default_factory=dict)
+    """Models and datasets of `resources.fetch`, NAME@REVISION -> commit of the hub."""
     deadline: str = ""
     """The deadline in force for people: an instant and the time from the submission, or a duration; may be empty."""
 

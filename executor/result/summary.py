@@ -111,6 +111,7 @@ def summarise(state: State, setup: Mapping[str, Any], now: float) -> Result:
         cuts=tuple(state.history.of(TrialCut)),
         worths=tuple(state.history.of(RestWorth)),
         rehearsal=not job.trains,
+        fetched=(setup.get("experiment", {}).get("resources", {}).get("fetch") or {}).get("commits", {}),
     )
 
 

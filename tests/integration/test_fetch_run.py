@@ -65,6 +65,7 @@ def test_trials_of_this_machine_read_what_was_fetched_once(command_line: Command
     assert hub.gets == {"config.json": 1, "model.safetensors": 2}
     result = command_line.result()
     assert result.outcome == "done"
+    assert result.fetched == {"org/base@main": COMMIT}
     path = tmp_path / "hf" / "hub" / "models--org--base" / "snapshots" / COMMIT / "model.safetensors"
     for trial in result.trials:
         log, _ = command_line("logs", "sleepy", str(trial.trial))

@@ -19,8 +19,11 @@ from tests.builders.results import a_result
 TEMPLATE = "---\nbase_model: base\ntags:\n- lora\n---\n\n# Model Card for Model ID\n\n[More Information Needed]\n"
 
 
+FETCHED = {"datasets/own/stories@main": "4e20de362430cd3b72f300e6b0f18e50e7166e08"}
+
+
 def card_in(folder: Path) -> str:
-    result = a_result()
+    result = replace(a_result(), fetched=FETCHED)
     write_card(result, replace(result.trials[3], configuration={"lr": 3e-4, "use": "a|b"}), folder)
     return (folder / CARD).read_text()
 
@@ -36,6 +39,7 @@ def test_a_model_has_a_card_with_its_search_and_keeps_its_front_matter(tmp_path:
     assert "| lr | 0.0003 |" in text
     assert "| use | a\\|b |" in text, "a bar ends no cell"
     assert "(higher is better)" in text
+    assert f"\n* **From the hub**: datasets/own/stories@main, commit `{FETCHED['datasets/own/stories@main']}`.\n" in text
     assert f"score {result.trials[3].metrics['score']:.6g}" in text
     assert yaml.safe_load((tmp_path / CONFIGURATION).read_text()) == {"lr": 3e-4, "use": "a|b"}
     assert card_in(tmp_path) == text, "written twice, it is the same"
