@@ -39,7 +39,8 @@ def test_a_model_has_a_card_with_its_search_and_keeps_its_front_matter(tmp_path:
     assert "| lr | 0.0003 |" in text
     assert "| use | a\\|b |" in text, "a bar ends no cell"
     assert "(higher is better)" in text
-    assert f"\n* **From the hub**: datasets/own/stories@main, commit `{FETCHED['datasets/own/stories@main']}`.\n" in text
+    ((name, commit),) = FETCHED.items()
+    assert f"\n* **From the hub**: {name}, commit `{commit}`.\n" in text
     assert f"score {result.trials[3].metrics['score']:.6g}" in text
     assert yaml.safe_load((tmp_path / CONFIGURATION).read_text()) == {"lr": 3e-4, "use": "a|b"}
     assert card_in(tmp_path) == text, "written twice, it is the same"
