@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from rubberband.executor import ForkServer, SegmentReport, read_manifest
 from tests.builders import segments, trials
+from tests.builders.command_line import CommandLine
 from tests.builders.documents import ROOT, blocks
 from tests.builders.processes.segment_worker import gang_of, resized, run_again, run_gang
 
@@ -150,3 +152,29 @@ def test_a_trainer_of_trl_that_runs_out_of_memory_learns_the_same_in_parts(
     for one, other in zip(whole, parts, strict=True):
         known = {name: one.metrics[name] for name in names if name in one.metrics}
         assert {name: other.metrics[name] for name in known} == pytest.approx(known, rel=1e-6)
+
+
+SEARCH = """
+version: 1
+name: adapters
+entrypoint: finetuned:train
+search:
+  space: {lr: {type: loguniform, lower: 1e-3, upper: 1e-2}, kind: sft, adapter: ADAPTER}
+  scheduler: {type: sha, num_samples: 3, grace_period: 1, max_t: 3, reduction_factor: 3}
+  metric: eval_loss
+  mode: min
+constraints: {deadline: 10m, max_cost: 1}
+resources: {provider: local, gpus_per_instance: 1, price_per_hour: 0.5, max_instances: 2}
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("adapter", "line"), [("lora", "resumes exactly"), ("random", "resumes; other random numbers (eval_loss ")]
+)
+def test_check_says_whether_an_adapter_resumes(tmp_path: Path, adapter: str, line: str) -> None:
+    command_line = CommandLine(tmp_path)
+    shutil.copy(trials.FOLDER / "finetuned.py", tmp_path)
+    (tmp_path / "adapters.yaml").write_text(SEARCH.replace("ADAPTER", adapter))
+    said = "".join(command_line("check", "adapters.yaml", "--limit", "3m"))
+    assert f"restart        {line}" in said

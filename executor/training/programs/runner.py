@@ -237,8 +237,10 @@ class CommandRunner(Runner):
                 if self._reports.has_begun or not self.announces:
                     yield
             words = " ".join(f"{name}={value}" for name, value in found["metrics"].items())
-            is_new = found["is_new"] or self._is_new(Seen(_numbers_of(found["metrics"]), numbers_in(words)))
-            if is_new or found["ended"]:
+            if found["is_new"]:  # a Trainer has its own count
+                self.counting.goes_on = self._started_with > 0
+                break
+            if self._is_new(Seen(_numbers_of(found["metrics"]), numbers_in(words))) or found["ended"]:
                 break
             self._has_new_files()  # they are not those of the next one
             yield

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from datasets import Dataset
-from peft import IA3Config, LoraConfig, PromptTuningConfig, TaskType
+from peft import IA3Config, LoraConfig, PromptTuningConfig, TaskType, VeraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
@@ -84,6 +85,9 @@ def adapter(name: str, kind: str) -> Any:
             task_type=task, target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]
         ),
         "prompt": lambda: PromptTuningConfig(task_type=task, num_virtual_tokens=4),
+        "random": lambda: VeraConfig(  # projections of its own in each process, which no checkpoint has
+            task_type=task, r=4, target_modules=["q_proj"], save_projection=False, projection_prng_key=os.getpid()
+        ),
         "all": lambda: None,
     }
     return known[name]()
