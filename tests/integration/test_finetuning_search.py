@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rubberband.spec.loading import load_experiment
+from tests.builders.finetuning_tools import stand_in
 from tests.builders.small_llama import make_model
 
 pytest.importorskip("trl", reason="pip install 'rubberband-tune[finetune]'")
@@ -48,7 +49,7 @@ def rubberband(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         command = [sys.executable, "-m", "rubberband.cli", *words]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        return done.stdout if "json" in words else done.stdout + done.stderr
 
     return run
 
@@ -89,3 +90,24 @@ def test_a_launcher_trains_one_worker_at_a_port_of_its_own(
     entrypoint = load_experiment(tmp_path / "sft-search.yaml").to_words()["entrypoint"]
     assert entrypoint["launch"] == "machine"
     assert "--main_process_port ${master_port}" in entrypoint["command"]
+    finish(rubberband)
+
+
+@pytest.mark.parametrize("tool", ["axolotl", "llamafactory"])
+def test_a_search_of_a_tool_that_is_not_here_finishes_with_a_stand_in(
+    tool: str, rubberband: Run, tmp_path: Path
+) -> None:
+    rubberband("init", "--yes", stand_in(tool, tmp_path))
+    finish(rubberband, "cfg-search.yaml")
+
+
+def finish(rubberband: Run, file: str = "sft-search.yaml") -> None:
+    """Run a search of three trials in two stages, as `init` wrote it."""
+    few = "search.scheduler={type: sha, num_samples: 3, grace_period: 8, max_t: 32, reduction_factor: 3}"
+    said = rubberband("run", file, "-s", few)
+    assert "without a checkpoint" not in said
+    assert "starts again" not in said
+    name = file.removesuffix("-search.yaml")
+    result = json.loads(rubberband("report", name, "-o", "json"))
+    assert result["outcome"] == "done"
+    assert max(trial["iterations"] for trial in result["trials"]) == 32
