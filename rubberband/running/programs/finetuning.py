@@ -19,16 +19,22 @@ from rubberband.running.first_file import TrialFindings
 from rubberband.running.programs.finetuning_tools import (
     AXOLOTL,
     LLAMA_FACTORY,
+    RESUME,
+    SWITCHED_OFF,
     TRL,
     Tool,
+    as_words,
     domains,
+    is_set,
     is_true,
+    number_of,
     task_of,
     tool_of,
 )
 from rubberband.running.programs.options import MOST_PARAMETERS
 from rubberband.running.programs.starters import (
     PLACEMENT,
+    front_of,
     interpreter_of,
     of_accelerate,
     on_one,
@@ -93,6 +99,17 @@ def _read(file: str) -> dict[str, Any]:
     return {str(key): value for key, value in content.items()}
 
 
+def _config_in(file: str) -> dict[str, Any]:
+    """Read a config file of which all trials begin where it says. Raises InputError for one that begins elsewhere."""
+    values = _read(file)
+    if is_set(values.get(RESUME)):
+        raise InputError(
+            f"{file} has {RESUME}: {shown(values[RESUME])}, so each trial would begin there; delete that line: a trial "
+            "resumes from its own checkpoint"
+        )
+    return values
+
+
 def _module_in(words: Sequence[str]) -> tuple[str, int] | None:
     """Return the module of a tool that a command starts, and the place of the word behind it; None for others."""
     for at, (word, after) in enumerate(pairwise((*words, ""))):
@@ -122,6 +139,8 @@ class _Config:
     """Values of the words alone."""
     launcher: tuple[list[str], list[str]] | None = None
     """Words of a launcher that changes how it trains, before the file and behind it; None: none does."""
+    interpreter: list[str] = field(default_factory=lambda: [interpreter_of(".py")])
+    """Words that start Python, with what comes before it, as `env` and `uv run`."""
     remarks: list[str] = field(default_factory=list)
 
     @classmethod
@@ -136,33 +155,42 @@ class _Config:
         tool, rest = _OF_MODULES[module.partition(".")[0]], words[begin:]
         rest, behind = (rest[: rest.index("--")], rest[rest.index("--") + 1 :]) if "--" in rest else (rest, [])
         file, rest = _file_in(tool, rest, line_of(words[:begin]))
-        config = _read(file) if file is not None else {}
+        config = _config_in(file) if file is not None else {}
+        front, interpreter = front_of(words[:begin])
         launcher: tuple[list[str], list[str]] | None = None
         if launcher_of(words) == "accelerate launch":
             kept = of_accelerate(words)
-            launcher = (["accelerate", "launch", *kept, *PLACEMENT, "-m", module], []) if kept else None
+            launcher = ([*front, "accelerate", "launch", *kept, *PLACEMENT, "-m", module], []) if kept else None
         elif tool is TRL and words[begin - 2] != "-m":
             kept, rest = parted_by_accelerate(rest)
-            if kept or parted_by_accelerate(_as_words(config))[0]:
+            if kept or parted_by_accelerate(as_words(config))[0]:
                 launcher = words[:begin], [*kept, *PLACEMENT]
         elif tool is AXOLOTL and words[begin - 2] != "-m":
             kept, rest = (
                 of_accelerate(["launch", *behind]),
                 without(rest, ("launcher", "num_processes", "main_process_port")),
             )
-            launcher = (["accelerate", "launch", *kept, *PLACEMENT, "-m", module], []) if kept else None
+            launcher = ([*front, "accelerate", "launch", *kept, *PLACEMENT, "-m", module], []) if kept else None
+            rest = [re.sub(r"^--no[-_](\w[\w-]*)$", r"--\1=False", word) for word in rest]  # as its command reads it
         given = _given(rest)
         return cls(
-            tool=tool, module=module, file=file, values={**config, **given}, words=rest, given=given, launcher=launcher
+            tool=tool,
+            module=module,
+            file=file,
+            values={**config, **given},
+            words=rest,
+            given=given,
+            launcher=launcher,
+            interpreter=[*front, *(interpreter or [interpreter_of(".py")])],
         )
 
     @classmethod
     def _of_file(cls, file: str) -> _Config:
-        values = _read(file)
+        values = _config_in(file)
         tool = tool_of(values)
         assert tool is not None, "is_finetuning was asked"
         task, launcher = task_of(values, Path(file).stem), None
-        if tool is TRL and parted_by_accelerate(_as_words(values))[0]:
+        if tool is TRL and parted_by_accelerate(as_words(values))[0]:
             launcher = ["trl", task], [*PLACEMENT]
         module = {"trl": f"trl.scripts.{task}", "axolotl": "axolotl.cli.train"}.get(
             tool.package, "llamafactory.launcher"
@@ -199,7 +227,8 @@ class _Config:
             resume = ()
         starts = self._starts()
         if self.launcher is not None:
-            self.remarks.append(f"{starts[0]} is started once for each machine, as it changes how the model trains")
+            name = (launcher_of(starts) or starts[0]).split()[0]
+            self.remarks.append(f"{name} is started once for each machine, as it changes how the model trains")
         stem = re.sub(r"[._-](cfg|config|conf)$", "", Path(self.file or method).stem)
         return TrialFindings(
             command=seen_from(folder, [*starts, *self.words, *overrides, *own]),
@@ -228,7 +257,7 @@ class _Config:
         """Return the words that start the tool: its module on each worker, or its launcher where that has a setting."""
         file = [] if self.file is None else ["--config", self.file] if self.tool is TRL else [self.file]
         if self.launcher is None:
-            return [interpreter_of(".py"), "-m", self.module, *file]
+            return [*self.interpreter, "-m", self.module, *file]
         before, behind = self.launcher
         return [*before, *file, *behind]
 
@@ -259,16 +288,16 @@ class _Config:
         return name
 
     def _epochs(self) -> float | None:
-        with suppress(KeyError, TypeError, ValueError):
-            return float(self.values[self.tool.keys["epochs"]])
-        return None
+        return number_of(self.values.get(self.tool.keys["epochs"]))
+
+    def _has_steps(self) -> bool:
+        return (number_of(self.values.get("max_steps")) or 0) > 0
 
     def _most(self) -> int:
         """Return the iterations of a trial: its epochs, or parts of fewer of these."""
         epochs = self._epochs()
         is_whole = epochs is not None and epochs in _WHOLE
-        has_steps = float(self.values.get("max_steps") or 0) > 0
-        return int(epochs) if epochs is not None and is_whole and not has_steps else _PARTS
+        return int(epochs) if epochs is not None and is_whole and not self._has_steps() else _PARTS
 
     def _own(self, metric: str, most: int, space: Collection[str]) -> list[str]:
         """Return the words for what a trial needs: its folder, its epochs, a line and a save in each iteration.
@@ -276,7 +305,7 @@ class _Config:
         A gang's batch is that of one worker: the batch of each, or the batches that it accumulates, are divided.
         """
         tool, epochs, values = self.tool, self._epochs(), self.values
-        is_whole = epochs == most and not float(values.get("max_steps") or 0) > 0
+        is_whole = epochs == most and not self._has_steps()
         own, divided = {tool.keys["output"]: "${checkpoint}"}, tool.divided(values)
         if divided not in space:
             own[divided] = f"${{{values.get(divided, tool.batch)}{PER_WORKER}}}"
@@ -292,14 +321,12 @@ class _Config:
             own |= _each(kind, is_whole=is_whole, is_axolotl=tool is AXOLOTL, values=values)
         if not values.get("save_total_limit"):
             own["save_total_limit"] = "1"
-        if is_true(values.get("save_only_model")):
-            own["save_only_model"] = "False"
-            self.remarks.append("save_only_model is false now: without the optimizer, no trial goes on where it was")
-        if is_true(values.get("push_to_hub")):
-            own["push_to_hub"] = "False"
-            self.remarks.append("push_to_hub is false now: each trial would upload its model")
+        for key, (off, why) in SWITCHED_OFF.items():
+            if is_set(values.get(key)):
+                own[key] = off
+                self.remarks.append(f"{key} is {off} now: {why}")
         words = [word for key, value in own.items() for word in tool.option(key, value)]
-        taken = [key for key in own if key in self.given]
+        taken = [key for key in (*own, RESUME) if key in self.given]
         if divided in taken:
             self.words = without(self.words, [divided])
             taken.remove(divided)
@@ -346,6 +373,7 @@ def _each(kind: str, *, is_whole: bool, is_axolotl: bool, values: Mapping[str, A
 def _file_in(tool: Tool, words: list[str], start: str) -> tuple[str | None, list[str]]:
     """Return the config file that the words name, and the other words. Raises InputError for one that is missing."""
     if tool is TRL:
+        words = [part for word in words for part in re.split(r"(?<=^--config)=", word)]
         if "--config" not in words:
             return None, words
         at = words.index("--config")
@@ -366,9 +394,3 @@ def _given(words: Sequence[str]) -> dict[str, Any]:
             text = value if is_one_word else "true" if after.startswith("-") or not after else after
             found[key.lstrip("-").replace("-", "_")] = yaml.load(text, Loader=_Loader) if text else text
     return found
-
-
-def _as_words(config: Mapping[str, Any]) -> list[str]:
-    """Return the plain values of a config as options."""
-    plain = {key: value for key, value in config.items() if not isinstance(value, dict | list)}
-    return [word for key, value in plain.items() for word in (f"--{key}", str(value))]

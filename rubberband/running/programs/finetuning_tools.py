@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 _TRAINER = {
@@ -25,6 +27,17 @@ _LORA = {"r": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targe
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """All linear layers of a block of Llama, Mistral, Qwen and Gemma."""
 ACCUMULATED = "gradient_accumulation_steps"
+RESUME = "resume_from_checkpoint"
+_STOPS = "its patience is a number of evaluations, which are others here, and the search stops trials itself"
+SWITCHED_OFF = {
+    "save_only_model": ("False", "without the optimizer, no trial goes on where it was"),
+    "push_to_hub": ("False", "each trial would upload its model"),
+    "load_best_model_at_end": ("False", "the model of a trial is that of its latest iteration, as its metric is"),
+    "eval_delay": ("0", "each iteration is evaluated"),
+    "early_stopping_patience": ("0", _STOPS),
+    "early_stopping_steps": ("null", _STOPS),
+}
+"""Key of a config -> the value with which a trial is right, and why."""
 _PREFERENCES = ("dpo", "ipo", "kto", "orpo", "simpo", "grpo", "rloo", "ppo")
 _OF_TASKS = {
     "grpo": ("num_generations", "reward_funcs", "use_vllm", "reward_model_name_or_path"),
@@ -51,7 +64,7 @@ class Tool:
     @property
     def resume(self) -> list[str]:
         """Return the words at each start from a checkpoint: all three hand them to the Trainer of Hugging Face."""
-        return self.option("resume_from_checkpoint", "${last_checkpoint}")
+        return self.option(RESUME, "${last_checkpoint}")
 
     def option(self, key: str, value: str) -> list[str]:
         """Return the words that override a key of the config file."""
@@ -122,6 +135,24 @@ def _whole(value: Any) -> int:
     return int(text) if (text := str(value)).isdecimal() else 0
 
 
+def as_words(config: Mapping[str, Any]) -> list[str]:
+    """Return the plain values of a config as options."""
+    plain = {key: value for key, value in config.items() if not isinstance(value, dict | list)}
+    return [word for key, value in plain.items() for word in (f"--{key}", str(value))]
+
+
+def number_of(value: Any) -> float | None:
+    """Return the finite number of a value of YAML, which may be a text; None: it has none."""
+    with suppress(TypeError, ValueError):
+        return number if isfinite(number := float(value)) else None
+    return None
+
+
+def is_set(value: Any) -> bool:
+    """Whether a value of YAML or of an option is neither false, nor empty, nor zero."""
+    return str(value).lower() not in ("none", "null", "", "~", "false", "no", "off", "0", "0.0")
+
+
 def is_true(value: Any) -> bool:
     """Whether a value of YAML or of an option means true."""
     return str(value).lower() in ("true", "yes", "1")
@@ -163,10 +194,7 @@ def domains(tool: Tool, config: Mapping[str, Any], method: str) -> list[tuple[st
         found.append((key, domain, "; ".join(filter(None, (said, comment)))))
 
     def number(role: str) -> float | None:
-        try:
-            return float(config[tool.keys[role]])
-        except (KeyError, TypeError, ValueError):
-            return None
+        return number_of(config.get(tool.keys[role]))
 
     lr = number("lr") or lower * 7
     add("lr", f"{{type: loguniform, lower: {min(lower, lr):.3g}, upper: {max(lower * 50, lr):.3g}}}")

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from rubberband.errors import InputError
@@ -63,6 +64,21 @@ def without_launcher(words: Sequence[str]) -> list[str]:
     begin = max(at for at in range(len(words)) if launcher_of(words[at:]) is not None)
     at = script if script is not None else modules[0]
     return [*words[:begin], interpreter_of(words[at]), *words[at:]]
+
+
+def front_of(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words before a launcher or an interpreter, as `env A=1` and `uv run`, and those of the interpreter.
+
+    Without CUDA_VISIBLE_DEVICES, which a trial's worker has by itself.
+    """
+    for at, (word, after) in enumerate(pairwise((*words, ""))):
+        name = word.rpartition("/")[2]
+        is_python = re.fullmatch(r"python[\d.]*", name) is not None
+        if is_python or word in ("-m", "--module") or launcher_of([name, after]) is not None:
+            front = [each for each in words[:at] if not each.startswith("CUDA_VISIBLE_DEVICES=")]
+            end = next((end for end in range(at, len(words)) if words[end] == "-m"), at) if is_python else at
+            return ([] if front == ["env"] else front), list(words[at:end])
+    return [], []
 
 
 def without(words: Sequence[str], keys: Collection[str]) -> list[str]:
