@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,13 @@ def merge(folder: Path) -> None:
     try:
         model = _model_of(PeftConfig.from_pretrained(folder).task_type).from_pretrained(folder)
         merged = model.merge_and_unload()
-    except (OSError, ValueError, AttributeError, NotImplementedError) as error:
+    except (OSError, ValueError, AttributeError, NotImplementedError, RuntimeError) as error:
+        sizes = re.search(r"size mismatch for .*?Size\(\[(\d+).*?Size\(\[(\d+)", str(error))
+        if sizes is not None:
+            raise InputError(
+                f"--merge: the adapter has {sizes[1]} rows where {base} has {sizes[2]}, as after resize_token_embeddings; "
+                f"resize the base in Python, then PeftModel.from_pretrained(base, {str(folder)!r}).merge_and_unload()"
+            ) from None
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(f"--merge: {base} with its adapter cannot be merged: {first}") from None
     for file in folder.glob("adapter_*"):

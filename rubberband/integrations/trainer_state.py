@@ -16,6 +16,7 @@ from types import CodeType
 from typing import Any
 
 from rubberband.integrations import trainer_files
+from rubberband.units import counted
 
 _FILE = "rubberband.pickle"
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -57,7 +58,7 @@ class BesideState:
             for callback in self._callbacks
         ]
         states = trainer_files.gathered(self._changes())
-        (folder / _FILE).write_bytes(pickle.dumps((frozen, counts, states, self._most)))
+        (folder / _FILE).write_bytes(pickle.dumps((frozen, counts, states, self._most, _batch_of(self._trainer))))
 
     def restore(self, model: Any, folder: Path, rank: int) -> None:
         """Restore it, after the callbacks' own `on_train_begin`.
@@ -65,13 +66,19 @@ class BesideState:
         In a gang of another size all workers have the numbers of the first one; tensors and random generators, which
         are those of one worker's data, begin anew.
         """
-        frozen, counts, states, _ = pickle.loads((folder / _FILE).read_bytes())
+        frozen, counts, states, _, batch = pickle.loads((folder / _FILE).read_bytes())
         for name, weights in model.named_parameters():
             if weights.requires_grad == (name in frozen):
                 weights.requires_grad = name not in frozen
         for callback, (kind, values) in zip(self._callbacks, counts, strict=False):  # the code may have changed
             if type(callback).__qualname__ == kind:
                 vars(callback).update(values)
+        if batch != (now := _batch_of(self._trainer)):
+            trainer_files.remark(
+                f"a step has {now} samples on {counted(self._trainer.args.world_size, 'worker')}, and had {batch} "
+                "before, so the trial learns otherwise; give TrainingArguments "
+                "per_device_train_batch_size=rubberband.per_worker(SAMPLES)"
+            )
         if len(states) == self._trainer.args.world_size:
             found = states[rank]
         else:
@@ -107,6 +114,12 @@ def most_remembered(folder: Path) -> int | None:
     """Return with how many samples at once the segment before had the memory; None: with whole batches."""
     most: int | None = pickle.loads((folder / _FILE).read_bytes())[3]
     return most
+
+
+def _batch_of(trainer: Any) -> int:
+    """Return the samples of a step, on all workers."""
+    args = trainer.args
+    return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
 
 
 def _digest(state: Any) -> bytes:

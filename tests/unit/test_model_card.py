@@ -99,6 +99,26 @@ def test_an_adapter_without_its_base_is_kept_and_the_error_is_one_line(
     assert (folder / "adapter_model.safetensors").exists()
 
 
+def test_an_adapter_of_other_embeddings_than_its_base_is_kept_and_the_error_is_one_line(
+    adapter: tuple[Path, Any],
+) -> None:
+    folder, _ = adapter
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(folder.parent / "base")
+    base.resize_token_embeddings(24)
+    base.save_pretrained(folder.parent / "base")
+    file = folder / "adapter_model.safetensors"
+    from safetensors.torch import load_file, save_file
+
+    key = "base_model.model.model.embed_tokens.weight"
+    save_file({**load_file(file), key: torch.zeros(22, 16)}, file)
+    with pytest.raises(InputError, match="the adapter has 22 rows where .*base has 24, as after resize") as refused:
+        merge(folder)
+    assert "\n" not in str(refused.value)
+    assert file.exists()
+
+
 def test_a_folder_without_an_adapter_is_not_merged(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="only an adapter of PEFT is merged"):
         merge(tmp_path)

@@ -508,6 +508,18 @@ def test_a_streamed_dataset_is_read_again_to_resume_and_its_seconds_are_said(sto
     assert losses(first) + losses(again) == losses(whole)
 
 
+def doubles(config):
+    fit(trainer(config, gradient_accumulation_steps=2))
+
+
+def test_a_step_with_other_samples_than_before_is_said(store, capfd):
+    first = run(train, store, until_iterations=1)
+    run(train, store, until_iterations=2, from_iterations=1, checkpoint=first[-1].checkpoint)
+    assert "a step has" not in capfd.readouterr().err
+    run(doubles, store, until_iterations=2, from_iterations=1, checkpoint=first[-1].checkpoint)
+    assert "a step has 16 samples on 1 worker, and had 8 before, so the trial learns" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("workers", "batch", "words", "line"),
     [
