@@ -41,8 +41,9 @@ def merge(folder: Path) -> None:
         sizes = re.search(r"size mismatch for .*?Size\(\[(\d+).*?Size\(\[(\d+)", str(error))
         if sizes is not None:
             raise InputError(
-                f"--merge: the adapter has {sizes[1]} rows where {base} has {sizes[2]}, as after resize_token_embeddings; "
-                f"resize the base in Python, then PeftModel.from_pretrained(base, {str(folder)!r}).merge_and_unload()"
+                f"--merge: the adapter has {sizes[1]} rows where {base} has {sizes[2]}, as after "
+                "resize_token_embeddings; resize the base in Python, then "
+                f"PeftModel.from_pretrained(base, {str(folder)!r}).merge_and_unload()"
             ) from None
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(f"--merge: {base} with its adapter cannot be merged: {first}") from None

@@ -11,7 +11,8 @@ from pydantic import AfterValidator, Field, model_validator
 from rubberband.spec.fields import Words, fault
 from rubberband.units import shown
 
-_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[^\s@]+)?", re.ASCII)
+_PART = r"\w([\w.-]*\w)?"
+_NAME = re.compile(rf"(?![^@]*(--|\.\.)){_PART}(/{_PART})?(@[^\s@]+)?", re.ASCII)
 _MIRROR = re.compile(r"s3://[^/\s]+(/\S*)?")
 LATEST = "main"
 """Revision of a bare name."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 pytest.importorskip("huggingface_hub", reason="pip install 'rubberband-tune[hf]'")
 
@@ -27,6 +28,7 @@ from rubberband.errors import InputError
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, planned
 from rubberband.planning.fetching import fetched, with_fetch
 from rubberband.spec.experiment import Experiment
+from rubberband.spec.fetching import Fetch
 from tests.builders.experiment_words import words
 from tests.builders.experiments import PROFILE, experiment
 from tests.builders.hub import Content, Hub, Repo, served
@@ -349,3 +351,18 @@ def test_an_order_survives_a_shell(hub: Hub, tmp_path: Path) -> None:
     order = fetch.boot_order(with_fetch(fetching("org/base", **RENTED), tmp_path, is_required=True).resources)
     (source,) = json.loads(order)["sources"]
     assert source == {"kind": "model", "name": "org/base", "revision": "main", "commit": COMMIT}
+
+
+@pytest.mark.parametrize(
+    "name", ["./model", "../model", "own/.base", "own/base-", "own--base", "own/a..b", "own/base/sub"]
+)
+def test_a_path_and_what_the_hub_takes_for_no_name_are_refused_without_asking_it(name: str) -> None:
+    with pytest.raises(ValidationError, match="is no name of the hub"):
+        Fetch(models=(name,))
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", "own/base", "own/Llama-3.2-1B@main", "_own/b_", "own/base@refs/pr/1", "own/b@a--b"]
+)
+def test_names_of_the_hub_are_taken(name: str) -> None:
+    assert Fetch(models=(name,)).models == (name,)

@@ -113,7 +113,7 @@ def test_an_adapter_of_other_embeddings_than_its_base_is_kept_and_the_error_is_o
 
     key = "base_model.model.model.embed_tokens.weight"
     save_file({**load_file(file), key: torch.zeros(22, 16)}, file)
-    with pytest.raises(InputError, match="the adapter has 22 rows where .*base has 24, as after resize") as refused:
+    with pytest.raises(InputError, match=r"the adapter has 22 rows where .*base has 24, as after resize") as refused:
         merge(folder)
     assert "\n" not in str(refused.value)
     assert file.exists()
