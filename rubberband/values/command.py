@@ -191,6 +191,8 @@ def words_of(command: str | Sequence[str]) -> tuple[str, ...]:
     words = split(command)
     if not words or not words[0]:
         raise InputError("names no program; write one, such as python train.py ${args}")
+    if words[0].startswith("CUDA_VISIBLE_DEVICES="):
+        raise InputError(f"{shown(words[0])} is set by rubberband itself, for each trial; leave it out")
     if re.fullmatch(r"[A-Za-z_]\w*=.*", words[0], re.DOTALL):
         raise InputError(
             f"{shown(words[0])} sets a variable, which is for a shell, and no shell runs the command; write it in "
