@@ -193,10 +193,11 @@ def ignores_items(transformers: Any, trainer: Any) -> bool:
 
     is_known = type(trainer).compute_loss.__module__.startswith(("transformers.", "trl."))
     kind = transformers.Trainer if is_known else type(trainer)
-    loader = trainer.get_eval_dataloader()
+    known = trainer.eval_dataset
+    loader = trainer.get_eval_dataloader(next(iter(known.values())) if isinstance(known, dict) else known)
     trainer.model.eval()
     with torch.random.fork_rng(), torch.no_grad(), suppress(Exception):
-        inputs = transformers.Trainer._prepare_inputs(trainer, loader.collate_fn([loader.dataset[0]]))
+        inputs = transformers.Trainer._prepare_inputs(trainer, loader.collate_fn([next(iter(loader.dataset))]))
         first, second = (
             kind.compute_loss(trainer, trainer.model, dict(inputs), num_items_in_batch=torch.tensor(items)).item()
             for items in (8, 16)

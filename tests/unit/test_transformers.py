@@ -439,6 +439,9 @@ def test_a_loss_of_a_subclass_is_not_tried_with_the_trainer_s(monkeypatch):
     """GRPO's batches are lists of prompts, which the Trainer's loss cannot take."""
     made = trainer({"lr": 0.01})
     assert ignores_items(transformers, made), "Tiny takes no num_items_in_batch"
+    for other in ({"one": samples(8), "other": samples(4)}, Streamed()):
+        made.eval_dataset = other
+        assert ignores_items(transformers, made), "a dict or a stream changes nothing in it"
     made.data_collator = lambda rows: rows
     assert not ignores_items(transformers, made)
 
