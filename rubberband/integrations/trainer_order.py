@@ -41,20 +41,22 @@ def sample_order(transformers: Any, trainer: Any, *, is_resumed: bool) -> Any:
             """Whether the next epoch is the first one after a resume."""
 
         def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            kept = getattr(trainer, _NAME, None)
+            kept, drawn = getattr(trainer, _NAME, None), _bytes(torch.get_rng_state())
             if self._is_due and kept is not None:
                 is_within = state.epoch is not None and state.epoch % 1 > 0
                 if (own := generator()) is not None and (known := kept["begin" if is_within else "saved"]) is not None:
                     own.set_state(_tensor(known))
-                if is_within and kept["workers"] == args.world_size:
-                    torch.set_rng_state(_tensor(kept["torch"]))
+                if kept["workers"] == args.world_size:
+                    drawn = kept["torch" if is_within else "torch_saved"]  # the Trainer restores the latter after this
+                    torch.set_rng_state(_tensor(drawn))
             self._is_due = False
-            setattr(trainer, _NAME, {"begin": _now(), "torch": _bytes(torch.get_rng_state()), "saved": None})
+            setattr(trainer, _NAME, {"begin": _now(), "torch": drawn, "saved": None})
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             kept = getattr(trainer, _NAME, None)
             if kept is not None:
-                setattr(trainer, _NAME, {**kept, "saved": _now(), "workers": args.world_size})
+                saved = {"saved": _now(), "torch_saved": _bytes(torch.get_rng_state())}
+                setattr(trainer, _NAME, {**kept, **saved, "workers": args.world_size})
 
     def _now() -> bytes | None:
         own = generator()

@@ -18,7 +18,9 @@ from rubberband.executor.training import reporting
 from rubberband.integrations import trainer_files
 from rubberband.integrations.trainer_order import remark_repeated_samples
 from rubberband.integrations.trainer_parts import ignores_items
+from rubberband.integrations.trainer_state import BesideState
 from rubberband.integrations.transformers import REFUSED, fit
+from rubberband.integrations.transformers import _add_random_states as add_random_states
 from tests.builders import segments
 from tests.builders.tables import cases, table
 
@@ -487,6 +489,43 @@ def test_the_order_of_samples_goes_on_after_a_resume_between_epochs_and_within_o
     first = run(ordered, store, config=config)
     rest = run(ordered, store, config=config, from_iterations=2, until_iterations=3, checkpoint=first[-1].checkpoint)
     assert losses(first) + losses(rest) == losses(whole)
+
+
+@pytest.mark.parametrize("order", ["own", "by length"])
+def test_the_order_of_samples_goes_on_after_a_second_resume_within_an_epoch(store, order):
+    config = {"lr": 0.01, "order": order, "steps": 1}
+    whole, parts = run(ordered, store, config=config, until_iterations=8), run(ordered, store, config=config)
+    for done in (2, 3, 4, 5, 6):
+        words = {"from_iterations": done, "until_iterations": done + 1, "checkpoint": parts[-1].checkpoint}
+        parts += run(ordered, store, config=config, **words)[1:]
+    assert losses(parts) == losses(whole)[:7]
+
+
+def test_each_worker_of_a_gang_keeps_states_of_its_own(tmp_path, monkeypatch):
+    """A gang of two, one after the other: what both have written is put beside each other."""
+    args = trainer({"lr": 0.01}).args
+    monkeypatch.setattr(type(args), "world_size", 2)
+    made = Counting(model_init=Tiny, args=args, train_dataset=samples(32), eval_dataset=samples(8))
+    beside, written = BesideState(transformers, made, None), []
+    beside.begin()
+
+    def gathered(own):
+        written.append(own)
+        return [*written, own][:2]
+
+    monkeypatch.setattr(trainer_files, "gathered", gathered)
+    for rank in range(2):
+        made.tokens, made.moments.mean = 10 + rank, torch.full((1,), float(rank))
+        beside.save(made.model, tmp_path)
+    for rank in range(2):
+        beside.restore(made.model, tmp_path, rank)
+        assert (made.tokens, float(made.moments.mean)) == (10 + rank, float(rank))
+    written.clear()
+    for rank in range(2):
+        monkeypatch.setattr(type(args), "process_index", rank)
+        (tmp_path / f"rng_state_{rank}.pth").write_bytes(b"%d" % rank)
+        add_random_states(tmp_path, args)
+    assert [(tmp_path / f"rng_state_{rank}.pth").read_bytes() for rank in range(2)] == [b"0", b"1"]
 
 
 class Streamed(torch.utils.data.IterableDataset):
