@@ -131,7 +131,7 @@ def order_of(resources: Resources, environment: Mapping[str, str] = os.environ) 
             "sources": [{**source._asdict(), "commit": fetch.commits[source.key]} for source in fetch.sources],
             "from": fetch.mirror,
             "token": None if token or resources.kind.is_this_machine else False,
-            "variables": {**given, **{name: text for name, text in resources.env.items() if name.startswith("HF_")}},
+            "variables": {**given, **{k: v for k, v in resources.env.items() if k.startswith("HF_") and k != TOKEN}},
         },
         token=token,
     )

@@ -231,8 +231,29 @@ def test_an_estimate_without_the_hub_says_that_a_size_is_missing_and_a_run_refus
     with_fetch(fetching("org/base", provider="virtual"), tmp_path, is_required=True)  # it downloads nothing
 
 
-def test_words_of_other_users_name_no_server_that_a_service_asks(hub: Hub, tmp_path: Path) -> None:
-    asked = fetching("org/base", env={"HF_ENDPOINT": hub.url}, **RENTED)
+def test_a_token_in_env_is_in_no_words_that_other_processes_see(hub: Hub, tmp_path: Path) -> None:
+    asked = fetching("org/gated", env={"HF_TOKEN": hub.token, "HF_ENDPOINT": hub.url}, **RENTED)
+    resources = with_fetch(asked, tmp_path, is_required=True).resources
+    assert hub.token not in fetch.boot_order(resources)
+    order = fetch.order_of(resources)
+    assert hub.token not in json.dumps(order.words), "the command line of its process"
+    fetch.fetch(order)
+    assert (snapshot(tmp_path, "models--org--gated") / CONFIG).exists()
+
+
+def test_a_branch_that_is_gone_since_the_plan_does_not_matter(hub: Hub, tmp_path: Path) -> None:
+    order = fetch.order_of(with_fetch(fetching("org/base"), tmp_path, is_required=True).resources)
+    hub.repos["models/org/base"].revisions = ()
+    fetch.fetch(order)
+    assert (snapshot(tmp_path) / CONFIG).exists()
+
+
+@pytest.mark.parametrize("given", [{"env": {"HF_ENDPOINT": "http://127.0.0.1:9"}}, {"secrets": ["HF_TOKEN"]}], ids=str)
+def test_words_of_other_users_name_no_server_that_a_service_asks_and_get_no_token(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    asked = fetching("org/base", **given, **RENTED)
     (note,) = with_fetch(asked, tmp_path, is_required=False, is_trusted=False).notes
     assert note == "fetch: sizes are asked from the hub when the experiment runs."
     assert hub.requests == 0
@@ -265,9 +286,14 @@ def test_a_measured_bandwidth_replaces_the_guess(hub: Hub, tmp_path: Path) -> No
     for rate in (50e6, 60e6, 500e6):
         bandwidth.record(tmp_path, resources, Fetched(size=10**9, seconds=1e9 / rate))
     bandwidth.record(tmp_path, resources, Fetched(size=1000, seconds=1.0))  # of too few bytes
+    for _ in range(5):
+        bandwidth.record(tmp_path, resources, Fetched(size=10**9, seconds=1.0, is_mirrored=True))
     (note,) = with_fetch(fetching("org/base", **RENTED), tmp_path, is_required=True).notes
     assert "about 0.417s at 60 MB/s (measured)" in note
     assert "(a guess)" in with_fetch(fetching("org/base"), tmp_path, is_required=True).notes[0]
+    for _ in range(5):
+        bandwidth.record(tmp_path, resources, Fetched(size=10**9, seconds=100.0))
+    assert bandwidth.measured(tmp_path, resources) == 1e7, "the latest count"
     (tmp_path / bandwidth.FILE).write_text("damaged")
     assert bandwidth.measured(tmp_path, resources) is None
 
