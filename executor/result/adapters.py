@@ -47,9 +47,9 @@ def merge(folder: Path) -> None:
             ) from None
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(f"--merge: {base} with its adapter cannot be merged: {first}") from None
+    merged.save_pretrained(folder)
     for file in folder.glob("adapter_*"):
         file.unlink()
-    merged.save_pretrained(folder)
     with suppress(OSError, ValueError):  # a tokenizer beside the adapter stays
         if not (folder / "tokenizer_config.json").exists():
             from transformers import AutoTokenizer

@@ -14,6 +14,7 @@ import yaml
 from rubberband.errors import InputError
 from rubberband.executor.result.adapters import merge
 from rubberband.executor.result.model_card import CARD, CONFIGURATION, write_card
+from rubberband.executor.result.result import Result
 from tests.builders.results import a_result
 
 TEMPLATE = "---\nbase_model: base\ntags:\n- lora\n---\n\n# Model Card for Model ID\n\n[More Information Needed]\n"
@@ -44,6 +45,19 @@ def test_a_model_has_a_card_with_its_search_and_keeps_its_front_matter(tmp_path:
     assert f"score {result.trials[3].metrics['score']:.6g}" in text
     assert yaml.safe_load((tmp_path / CONFIGURATION).read_text()) == {"lr": 3e-4, "use": "a|b"}
     assert card_in(tmp_path) == text, "written twice, it is the same"
+
+
+@pytest.mark.parametrize("is_charged", [True, False])
+def test_a_card_has_the_whole_cost_and_whether_it_was_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_charged: bool
+) -> None:
+    monkeypatch.setattr(Result, "is_charged", is_charged)
+    (tmp_path / "config.json").write_text("{}")
+    result = replace(a_result(), actual_cost_usd=30.0, profiling_cost_usd=4.0)
+    write_card(result, result.trials[0], tmp_path)
+    text = (tmp_path / CARD).read_text()
+    assert "34.00" in text
+    assert ("nothing was charged" in text) != is_charged
 
 
 def test_a_folder_without_a_model_gets_no_card(tmp_path: Path) -> None:
@@ -117,6 +131,36 @@ def test_an_adapter_of_other_embeddings_than_its_base_is_kept_and_the_error_is_o
         merge(folder)
     assert "\n" not in str(refused.value)
     assert file.exists()
+
+
+@pytest.mark.parametrize("step", ["merge_and_unload", "save_pretrained"])
+def test_an_adapter_is_kept_until_the_merged_model_is_written(
+    adapter: tuple[Path, Any], step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import peft
+    import transformers
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    owner = peft.PeftModel if step == "merge_and_unload" else transformers.LlamaForCausalLM
+    monkeypatch.setattr(owner, step, fail, raising=False)
+    with pytest.raises((InputError, OSError), match="No space left"):
+        merge(adapter[0])
+    assert (adapter[0] / "adapter_model.safetensors").exists()
+    assert (adapter[0] / "adapter_config.json").exists()
+
+
+def test_a_tokenizer_beside_the_adapter_stays_and_else_that_of_the_base_is_added(adapter: tuple[Path, Any]) -> None:
+    import tokenizers
+    import transformers
+
+    folder, _ = adapter
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    for where, end in ((folder.parent / "base", "a"), (folder, "?")):
+        transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token=end).save_pretrained(where)
+    merge(folder)
+    assert json.loads((folder / "tokenizer_config.json").read_text())["eos_token"] == "?"
 
 
 def test_a_folder_without_an_adapter_is_not_merged(tmp_path: Path) -> None:
