@@ -110,6 +110,17 @@ def test_options_and_the_least_memory_are_kept() -> None:
     assert model.predict({**first, "attention": "eager"}) == 1.5e9
 
 
+def test_an_option_that_multiplies_the_batch_is_predicted_where_it_takes_most() -> None:
+    def memory(config: Mapping[str, Any]) -> float:
+        return 1e9 + 1e8 * config["batch"] * (3.0 if config["attention"] == "eager" else 1.0)
+
+    first = {"lr": 1e-3, "dropout": 0.1, "warmup_ratio": 0.0, "r": 8, "batch": 2, "length": 128, "attention": "flash"}
+    model, _ = fitted(memory, first)
+    worst = {**first, "batch": 16, "attention": "eager"}
+    assert model.predict(worst) == pytest.approx(memory(worst), rel=1e-6)
+    assert model.predict({**first, "batch": 16}) == pytest.approx(memory({**first, "batch": 16}), rel=1e-6)
+
+
 def test_measuring_ends_with_the_time() -> None:
     def memory(config: Mapping[str, Any]) -> float:
         raise OutOfTime

@@ -39,7 +39,9 @@ def test_a_batch_is_divided_among_the_workers_of_a_gang(batch: int, workers: int
     assert unused(words, values) == []
     if batch % workers == 0:
         part = str(batch // workers)
-        assert command.line(values, places)[2:] == ["--batch", part, f"--steps={part}"]
+        on_machines = {**places, "gpus": "1", "machines": str(workers)}
+        for each in (places, on_machines):
+            assert command.line(values, each)[2:] == ["--batch", part, f"--steps={part}"]
     else:
         with pytest.raises(InputError, match=rf"{batch} cannot be divided equally among {workers} workers, which"):
             command.line(values, places)

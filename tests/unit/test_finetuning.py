@@ -75,6 +75,25 @@ def said(done: Result) -> str:
     return text.replace(str(Path.cwd()), "HERE")
 
 
+SFT = {"model_name_or_path": "m", "dataset_name": "d", "eval_strategy": "epoch"}
+
+
+@pytest.mark.parametrize(("epochs", "most"), [(19, 32), (20, 20), (64, 64), (65, 32)])
+def test_an_iteration_is_an_epoch_where_there_are_20_to_64(epochs: int, most: int) -> None:
+    found, _ = init({"sft.yaml": {**SFT, "num_train_epochs": epochs}}, "trl sft --config sft.yaml")
+    assert found.to_words()["search"]["scheduler"]["max_t"] == most
+
+
+def test_a_trial_keeps_its_optimizer_and_words_of_the_command_count_before_the_file() -> None:
+    config = {**SFT, "save_only_model": True, "per_device_train_batch_size": 4}
+    command = "trl sft --config sft.yaml --per_device_train_batch_size 16"
+    found, notes = init({"sft.yaml": config}, command)
+    assert isinstance(found.entrypoint, Program)
+    assert "--save_only_model False" in found.entrypoint.command
+    assert "--per_device_train_batch_size ${16/workers}" in found.entrypoint.command
+    assert any(note.startswith("save_only_model is false now") for note in notes)
+
+
 def test_the_file_to_write_has_another_name_than_the_config() -> None:
     Path("sft.cfg.yaml").write_text("model_name_or_path: m\ndataset_name: d\nlearning_rate: 2e-4\n")
     rubberband("init", "--no-check", "sft.cfg.yaml")

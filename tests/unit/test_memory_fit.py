@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rubberband.executor.training.check_findings import TrialCheck
+from rubberband.executor import Entrypoint
+from rubberband.executor.training import peak
+from rubberband.executor.training.check_findings import CheckOrder, TrialCheck
 from rubberband.planning.memory_model import OutOfTime
 from rubberband.running import memory_fit as module
 from rubberband.running.check import check_experiment
-from rubberband.running.memory_fit import MemoryFit, Room, memory_fit, rooms
+from rubberband.running.memory_fit import Measuring, MemoryFit, Room, memory_fit, rooms
 from rubberband.spec.experiment import Experiment
+from tests.builders.segments import SEGMENT
 
 GB = 1e9
 SPACE = {
@@ -122,6 +126,48 @@ def test_memory_of_workers_is_that_of_their_type() -> None:
     (cpus,) = rooms(experiment(instance_type="c6i.4xlarge", slots=4))
     assert cpus == Room("c6i.4xlarge", 0.9 * 32 * 2**30 / 4, is_gpu=False)
     assert Trial(2.0, 0.1).fit(experiment(instance_type="c6i.4xlarge")) == MemoryFit(), "of a GPU alone it is not known"
+
+
+def test_trials_that_share_a_gpu_or_this_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    (alone,), (shared,) = rooms(experiment()), rooms(experiment(trials_per_gpu=2))
+    assert shared.room_bytes == alone.room_bytes / 2
+    sizes = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**22}
+    monkeypatch.setattr(module.os, "sysconf", sizes.__getitem__)
+    (here,) = rooms(experiment(provider="local", instance_type="local", gpus_per_instance=4, max_instances=1))
+    assert here == Room("this machine", 0.9 * 2**34 / 4, is_gpu=False)
+
+
+def test_resident_memory_of_a_machine_without_gpus_has_the_imports_in_it() -> None:
+    found = Trial(10.0, 0.1).fit(experiment(instance_type="c6i.4xlarge", slots=4), begun=9.0)
+    assert found.lines[0].startswith("10.4 GB of 7.73 GB on c6i.4xlarge; 12 of 12 configurations do not fit")
+    assert found.fault
+
+
+def test_no_measurement_begins_that_would_not_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+
+    def check(*_: Any, **words: Any) -> TrialCheck:
+        now[0] += 40.0
+        return TrialCheck(peak_bytes=7)
+
+    monkeypatch.setattr(module, "check", check)
+    order = CheckOrder(entrypoint=Entrypoint.parse("mine:train"), segment=SEGMENT, max_gpus=1)
+    measure = Measuring(order, TrialCheck(seconds={"iteration": 1.0}), 70.0, lambda: False, None)
+    assert measure({}) == 7.0
+    with pytest.raises(OutOfTime):
+        measure({})  # 30 s are left, and the last one took 40
+
+
+def test_a_peak_is_of_this_trial_alone_and_in_bytes() -> None:
+    assert len(b"x" * 300_000_000) == 3e8, "touched and freed before"
+    measured = peak.Peak()
+    begun, before, _ = measured.read()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    assert begun == pytest.approx(pages * os.sysconf("SC_PAGE_SIZE"), rel=0.01)
+    assert before < begun + 100e6
+    held = b"x" * 200_000_000
+    assert measured.read()[1] - begun == pytest.approx(len(held), rel=0.1)
 
 
 TRAIN = """

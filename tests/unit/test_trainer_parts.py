@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -184,6 +185,18 @@ def test_a_trial_begins_its_later_segments_as_small_and_says_so_once(store, capf
     assert "ran out of memory" not in capfd.readouterr().err, "its checkpoint remembers it"
     for one, other in zip(whole, first + rest, strict=True):
         assert other == pytest.approx(one, rel=1e-6)
+
+
+def test_each_later_segment_remembers_the_least_that_had_the_memory(store, capfd):
+    reports: list[Any] = []
+    for done, room in enumerate((2, 2, 1)):
+        begin = {"from_iterations": done, "checkpoint": reports[-1].checkpoint} if reports else {}
+        config = {"model": "Tiny", "room": room, "samples": 8}
+        _, failures, found = learnt(store, config, until_iterations=done + 1, **begin)
+        assert not failures
+        reports += found
+    said = [line for line in capfd.readouterr().err.splitlines() if "ran out of memory" in line]
+    assert [re.search(r"a step of (\d+) samples", line)[1] for line in said] == ["8", "4", "2"]
 
 
 def test_a_sample_that_does_not_fit_ends_the_trial_in_one_line(store):
