@@ -47,8 +47,9 @@ def sample_order(transformers: Any, trainer: Any, *, is_resumed: bool) -> Any:
                 if (own := generator()) is not None and (known := kept["begin" if is_within else "saved"]) is not None:
                     own.set_state(_tensor(known))
                 if kept["workers"] == args.world_size:
-                    drawn = kept["torch" if is_within else "torch_saved"]  # the Trainer restores the latter after this
-                    torch.set_rng_state(_tensor(drawn))
+                    drawn = kept["torch" if is_within else "torch_saved"]
+                    if is_within:  # else the Trainer restores it after this
+                        torch.set_rng_state(_tensor(drawn))
             self._is_due = False
             setattr(trainer, _NAME, {"begin": _now(), "torch": drawn, "saved": None})
 

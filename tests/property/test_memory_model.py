@@ -121,6 +121,15 @@ def test_an_option_that_multiplies_the_batch_is_predicted_where_it_takes_most() 
     assert model.predict({**first, "batch": 16}) == pytest.approx(memory({**first, "batch": 16}), rel=1e-6)
 
 
+def test_the_configuration_that_was_trained_is_not_predicted_far_too_low() -> None:
+    def memory(config: Mapping[str, Any]) -> float:
+        return 1e9 * (1 + (config["batch"] > 2))
+
+    first = {"lr": 1e-3, "dropout": 0.1, "warmup_ratio": 0.0, "r": 8, "batch": 4, "length": 128, "attention": "flash"}
+    model, _ = fitted(memory, first)
+    assert memory(first) <= model.predict(first) * 1.1 + 1.0
+
+
 def test_measuring_ends_with_the_time() -> None:
     def memory(config: Mapping[str, Any]) -> float:
         raise OutOfTime
