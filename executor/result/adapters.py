@@ -36,7 +36,7 @@ def merge(folder: Path) -> None:
         )
     try:
         model = _model_of(PeftConfig.from_pretrained(folder).task_type).from_pretrained(folder)
-        merged = model.merge_and_unload()
+        model.merge_and_unload().save_pretrained(folder)
     except (OSError, ValueError, AttributeError, NotImplementedError, RuntimeError) as error:
         sizes = re.search(r"size mismatch for .*?Size\(\[(\d+).*?Size\(\[(\d+)", str(error))
         if sizes is not None:
@@ -47,7 +47,6 @@ def merge(folder: Path) -> None:
             ) from None
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(f"--merge: {base} with its adapter cannot be merged: {first}") from None
-    merged.save_pretrained(folder)
     for file in folder.glob("adapter_*"):
         file.unlink()
     with suppress(OSError, ValueError):  # a tokenizer beside the adapter stays

@@ -91,7 +91,7 @@ def test_a_trial_keeps_its_optimizer_and_words_of_the_command_count_before_the_f
     assert isinstance(found.entrypoint, Program)
     assert "--save_only_model False" in found.entrypoint.command
     assert "--per_device_train_batch_size ${16/workers}" in found.entrypoint.command
-    assert any(note.startswith("save_only_model is false now") for note in notes)
+    assert any(note.startswith("save_only_model is False now") for note in notes)
 
 
 def test_the_file_to_write_has_another_name_than_the_config() -> None:
