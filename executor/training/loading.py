@@ -46,6 +46,8 @@ MOST_BY_DEFAULT = 8
 _SET_PDEATHSIG = 1
 _FAREWELL_S = 1.0
 """A loader worker that is not gone by then is killed."""
+_ENDING_S = 10.0
+"""The longest wait for the end of a loader worker whose connection is cut."""
 _LOOK_S = 0.5
 """Seconds between two looks whether all loader workers are there, while a batch is waited for."""
 _DUMP = signal.SIGUSR1
@@ -308,7 +310,8 @@ class LoaderWorkers:
 
     def _explained(self, error: Exception) -> Exception:
         """Return the end of a loader worker as the trial's failure; without one, the error itself."""
-        wait([process.sentinel for process in self._processes], _FAREWELL_S)
+        is_cut = isinstance(error, ConnectionError | EOFError)  # one is ending, which takes a busy machine seconds
+        wait([process.sentinel for process in self._processes], _ENDING_S if is_cut else _FAREWELL_S)
         codes = (process.exitcode for process in self._processes)
         code = next((code for code in codes if code is not None), None)
         return error if code is None else TrialFailure("died", f"a loader worker {_ended(code)}")

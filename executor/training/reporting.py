@@ -20,8 +20,6 @@ LINE, CHECKPOINT, CONFIG = "RUBBERBAND_LINE", "RUBBERBAND_CHECKPOINT", "RUBBERBA
 """Variables of a program: the socket of its reports, the folder of its checkpoint, its configuration as JSON."""
 ARTIFACTS = "RUBBERBAND_ARTIFACTS"
 """Variable of every trial: the folder whose files are kept with it, if it is that of rank 0."""
-MOST_AT_ONCE = "RUBBERBAND_MOST_AT_ONCE"
-"""Variable of a distributed function: how many samples fit into memory at once; empty: that is not known."""
 DRAFT = ".rubberband-draft-"
 """Beginning of the name of a file that is not whole yet."""
 GO_ON = b"g"
@@ -174,6 +172,10 @@ def _session(caller: str) -> Session | None:
 
 _left_out: list[str] = []
 """Artifacts that this process, of another rank than 0, gave in vain."""
+begins_again = False
+"""Whether the segment of this process begins again where its function raises RanOut, as that of a program does not."""
+most_at_once: int | None = None
+"""How many samples fit into the memory of this process at once, as its gang has found; None: that is not known."""
 read_memory: Callable[[], Any] | None = None
 """Returns the memory of this process, which goes with its reports; None: it is not measured."""
 has_reported = False

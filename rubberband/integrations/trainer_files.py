@@ -32,16 +32,13 @@ def in_trial() -> bool:
 
 def may_begin_again() -> bool:
     """Whether the segment begins again where this says so by RanOut, as that of a program does not."""
-    return in_function() or reporting.MOST_AT_ONCE in os.environ
+    return in_function() or reporting.begins_again
 
 
 def most_at_once() -> int | None:
     """Return how many samples fit into memory at once, as the gang has found; None: that is not known."""
     session = current_session.get(None)
-    if session is not None:
-        return session.most_at_once
-    most = os.environ.get(reporting.MOST_AT_ONCE)
-    return int(most) if most else None
+    return reporting.most_at_once if session is None else session.most_at_once
 
 
 def resumed_in(folder: Path) -> Path | None:

@@ -49,7 +49,7 @@ def make(folder: Path, kind: str, adapter: str) -> tuple[Entrypoint, dict[str, A
         **({"lora_task_type": "SEQ_CLS"} if kind == "reward" and adapter != "all" else {}),
     }
     if kind == "grpo":
-        config |= {"reward_funcs": "rewards.longest", "num_generations": 4, "max_completion_length": 4}
+        config |= {"reward_funcs": ["rewards.longest"], "num_generations": 4, "max_completion_length": 4}
     (folder / f"{kind}.yaml").write_text(yaml.safe_dump(config))
     path = folder / "search.yaml"
     with contextlib.chdir(folder):

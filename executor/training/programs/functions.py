@@ -71,7 +71,7 @@ def main() -> None:
     place = Path(os.environ[reporting.LINE]).parent
     entrypoint, segment, names = pickle.loads((place / _ORDER).read_bytes())
     try:
-        os.environ[reporting.MOST_AT_ONCE] = str(segment.most_per_gpu or "")
+        reporting.begins_again, reporting.most_at_once = True, segment.most_per_gpu
         function = entrypoint.load()
         reporting.read_memory = peak.begin().read
         reporting.begin()
