@@ -69,11 +69,7 @@ def fit(trainer: Any, *, steps_per_iteration: int | None = None) -> None:
     if steps_per_iteration is not None and steps_per_iteration < 1:
         raise ValueError(f"steps_per_iteration={steps_per_iteration} is below 1; give the steps of an iteration")
     with tempfile.TemporaryDirectory(prefix="rubberband-trainer-") as folder:
-        trainer.args.output_dir = folder
-        _leave_out_own_saves(trainer.args)
-        trainer.args.restore_callback_states_from_checkpoint = True
-        trainer.args.logging_nan_inf_filter = False  # it would report 0 for an epoch that has diverged
-        _leave_out_best_model(trainer.args)
+        _adopt(trainer.args, folder)
         resumed = trainer_files.resumed_in(Path(folder) / "resumed")
         _require_mean_of_losses(transformers, trainer)
         remark_repeated_samples(trainer)
@@ -103,6 +99,15 @@ def _check_arguments(args: Any) -> None:
     for name, remedy in REFUSED.items():
         if name in defaults and getattr(args, name) != defaults[name]:
             raise ValueError(f"{name}={getattr(args, name)} has no place in a trial: {remedy}")
+
+
+def _adopt(args: Any, folder: str) -> None:
+    """Give a Trainer the arguments that a trial needs."""
+    args.output_dir = folder
+    args.restore_callback_states_from_checkpoint = True
+    args.logging_nan_inf_filter = False  # it would report 0 for an epoch that has diverged
+    _leave_out_own_saves(args)
+    _leave_out_best_model(args)
 
 
 def _leave_out_best_model(args: Any) -> None:
